@@ -1,0 +1,183 @@
+"""``Recipe``: one full training configuration. Field names are the field's own short words.
+
+A recipe is complete: model, cluster and every knob that the engine prices. Whether it is *legal* is
+the business of :mod:`shardwise.engine.legality`; this module only refuses what has no meaning
+(a size below 1, an unknown word).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, PositiveInt, field_validator, model_validator
+
+from shardwise.engine.cluster import Cluster
+from shardwise.engine.model import Model
+from shardwise.engine.spec import Spec
+
+RecipePrecision = Literal[
+    "bf16", "fp16", "fp8-delayed", "fp8-tensorwise", "fp8-blockwise", "mxfp8", "nvfp4"
+]
+DpSharding = Literal["none", "zero1", "zero2", "fsdp", "hsdp"]
+Recompute = Literal["none", "selective", "full"]
+RecomputeModule = Literal[
+    "core_attn", "mlp", "moe", "moe_act", "layernorm", "mla_up_proj", "shared_experts"
+]
+Dispatcher = Literal["alltoall", "allgather", "deepep", "hybridep"]
+
+PRECISIONS: tuple[str, ...] = RecipePrecision.__args__  # type: ignore[attr-defined]
+DP_SHARDINGS: tuple[str, ...] = DpSharding.__args__  # type: ignore[attr-defined]
+RECOMPUTES: tuple[str, ...] = Recompute.__args__  # type: ignore[attr-defined]
+RECOMPUTE_MODULES: tuple[str, ...] = RecomputeModule.__args__  # type: ignore[attr-defined]
+DISPATCHERS: tuple[str, ...] = Dispatcher.__args__  # type: ignore[attr-defined]
+SCHEDULES: tuple[str, ...] = ("1f1b", "gpipe")
+CP_COMM_TYPES: tuple[str, ...] = ("p2p", "a2a", "all_gather")
+
+_PRECISION_ALIASES = {"fp8": "fp8-tensorwise", "fp8-current": "fp8-tensorwise", "fp4": "nvfp4", "bfloat16": "bf16"}
+_SHARDING_ALIASES = {"zero-1": "zero1", "zero-2": "zero2", "zero3": "fsdp", "zero-3": "fsdp", "ddp": "none"}
+
+
+class Recipe(Spec):
+    """One full training configuration. Sizes are counts; ``gbs`` and ``mbs`` count sequences."""
+
+    model: Model
+    cluster: Cluster
+
+    tp: PositiveInt = 1
+    """Tensor parallel size."""
+    pp: PositiveInt = 1
+    """Pipeline parallel size."""
+    vpp: PositiveInt = 1
+    """Virtual pipeline stages per rank; 1 = no interleaving."""
+    cp: PositiveInt = 1
+    """Context parallel size."""
+    ep: PositiveInt = 1
+    """Expert parallel size."""
+    etp: PositiveInt = Field(default=1)
+    """Expert tensor parallel size. Unset: ``tp`` for a MoE model, as Megatron-LM does."""
+    mbs: PositiveInt = 1
+    """Micro batch size, sequences."""
+    gbs: PositiveInt
+    """Global batch size, sequences."""
+    seq_len: PositiveInt
+    """Sequence length, tokens."""
+
+    sequence_parallel: bool = Field(default=False)
+    """Shard norms and residuals along the sequence over ``tp``. Unset: on when ``tp > 1``."""
+    dp_sharding: DpSharding = "zero1"
+    """``none`` (DDP), ``zero1`` (distributed optimizer), ``zero2``, ``fsdp`` (ZeRO-3), ``hsdp``."""
+    dp_shard_size: PositiveInt | None = None
+    """Ranks that share one copy of the sharded state (``hsdp``); None = all of dp x cp."""
+    fsdp_reshard_after_forward: bool = True
+    """``fsdp``/``hsdp``: free gathered parameters after the forward pass."""
+
+    pp_schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    """With ``vpp > 1`` 1F1B is interleaved."""
+    num_layers_in_first_pipeline_stage: PositiveInt | None = None
+    num_layers_in_last_pipeline_stage: PositiveInt | None = None
+    account_for_embedding_in_pipeline_split: bool = False
+    account_for_loss_in_pipeline_split: bool = False
+
+    recompute: Recompute = "none"
+    recompute_method: Literal["uniform", "block"] | None = None
+    """``full`` only. Unset: ``uniform``."""
+    recompute_num_layers: int | None = Field(default=None, ge=0)
+    """``full`` only: layers per checkpoint (uniform) or recomputed layers per stage or chunk (block)."""
+    recompute_modules: tuple[RecomputeModule, ...] = ()
+    """``selective`` only. Unset: ``core_attn``."""
+
+    precision: RecipePrecision = "bf16"
+    main_grads_dtype: Literal["fp32", "bf16"] = "fp32"
+    optimizer_state_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Adam moments."""
+    optimizer: Literal["adam", "sgd"] = "adam"
+    fp8_param_gather: bool = False
+    """Gather parameters in FP8 and keep no BF16 copy."""
+
+    overlap_grad_reduce: bool = True
+    overlap_param_gather: bool = True
+    tp_comm_overlap: bool = False
+    overlap_p2p_comm: bool = True
+    """Interleaved schedule only."""
+    cp_comm_type: Literal["p2p", "a2a", "all_gather"] = "p2p"
+    moe_token_dispatcher: Dispatcher = "alltoall"
+    overlap_moe_expert_parallel_comm: bool = False
+    """Hide the expert all-to-all behind the other micro-batch (1F1B) of an interleaved schedule."""
+    moe_imbalance: float = Field(default=1.0, ge=1.0, le=1024.0)
+    """Tokens of the fullest expert-parallel rank over the mean; 1 = balanced."""
+    moe_expert_capacity_factor: float | None = Field(default=None, gt=0.0)
+    """None = dropless."""
+    attention_backend: Literal["flash", "unfused"] = "flash"
+    cross_entropy_fusion: bool = False
+    cuda_graphs: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, data: Any) -> Any:
+        """Fill what Megatron-LM derives from other fields, so that a recipe is always explicit."""
+        if not isinstance(data, dict):
+            return data
+        filled = {key: value for key, value in data.items() if value is not None}
+        tp = filled.get("tp", 1)
+        model = filled.get("model")
+        num_experts = model.get("num_experts") if isinstance(model, dict) else getattr(model, "num_experts", None)
+        filled.setdefault("etp", tp if num_experts else 1)
+        filled.setdefault("sequence_parallel", isinstance(tp, int) and tp > 1)
+        if filled.get("recompute") == "full":
+            filled.setdefault("recompute_method", "uniform")
+            filled.setdefault("recompute_num_layers", 1)
+        if filled.get("recompute") == "selective" and not filled.get("recompute_modules"):
+            filled["recompute_modules"] = ("core_attn",)
+        return filled
+
+    @field_validator("precision", mode="before")
+    @classmethod
+    def _precision_alias(cls, value: object) -> object:
+        return _PRECISION_ALIASES.get(value, value) if isinstance(value, str) else value
+
+    @field_validator("dp_sharding", mode="before")
+    @classmethod
+    def _sharding_alias(cls, value: object) -> object:
+        return _SHARDING_ALIASES.get(value, value) if isinstance(value, str) else value
+
+    @field_validator("recompute_modules", mode="before")
+    @classmethod
+    def _modules(cls, value: object) -> object:
+        items = value.split(",") if isinstance(value, str) else value
+        if isinstance(items, (list, tuple, set)):
+            return tuple(sorted({str(item).strip() for item in items if str(item).strip()}))
+        return items
+
+    @model_validator(mode="after")
+    def _recompute_words_fit(self) -> Self:
+        if self.recompute != "full" and (self.recompute_method or self.recompute_num_layers is not None):
+            raise ValueError(
+                f"recompute_method and recompute_num_layers need recompute=full, not {self.recompute!r}"
+            )
+        if self.recompute != "selective" and self.recompute_modules:
+            raise ValueError(f"recompute_modules needs recompute=selective, not {self.recompute!r}")
+        return self
+
+    @property
+    def world_size(self) -> int:
+        """GPUs of the cluster, all of which the recipe uses."""
+        return self.cluster.world_size
+
+    @property
+    def dp(self) -> int:
+        """Data parallel size ``world / (tp*pp*cp)``; 0 when it does not divide (see ``legality``)."""
+        return _exact(self.world_size, self.tp * self.pp * self.cp)
+
+    @property
+    def edp(self) -> int:
+        """Expert data parallel size ``world / (etp*ep*pp)``; 0 when it does not divide."""
+        return _exact(self.world_size, self.etp * self.ep * self.pp)
+
+    @property
+    def num_microbatches(self) -> int:
+        """Micro-batches per step and pipeline; 0 when the batch does not divide."""
+        return _exact(self.gbs, self.mbs * self.dp) if self.dp else 0
+
+
+def _exact(whole: int, part: int) -> int:
+    return whole // part if part and whole % part == 0 else 0
