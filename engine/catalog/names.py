@@ -44,7 +44,8 @@ _VERSION = re.compile(r"(?<![a-z0-9])v0\.(\d)")
 def compact(kind: Kind, name: str) -> str:
     """``name`` without case, owner, separators, maker and edition.
 
-    ``meta-llama/Llama-3.1-70B`` becomes ``llama3.170b``. Points stay, or ``qwen2.5-7b`` and ``qwen2-57b`` were one.
+    ``meta-llama/Llama-3.1-70B`` becomes ``llama3.170b``. Points stay, or
+    ``qwen2.5-7b`` and ``qwen2-57b`` were one.
     """
     text = _VERSION.sub(r"v0\1", name.strip().lower())
     owner, slash, rest = text.rpartition("/")
@@ -68,13 +69,17 @@ def names(kind: Kind) -> tuple[str, ...]:
 def spellings(kind: Kind) -> dict[str, str]:
     """Compact spelling -> catalog name, for every name and every alias."""
     table = {compact(kind, name): name for name in names(kind)}
-    aliases: dict[str, list[str]] = read_mapping(FOLDER / "aliases.yaml", what="catalog")[kind]
-    for name, others in aliases.items():
+    for name, others in _aliases()[kind].items():
         assert name in names(kind), f"aliases.yaml: {name!r} is not in the catalog"
         for other in others:
             spelling = compact(kind, other)
             assert table.setdefault(spelling, name) == name, f"aliases.yaml: {other!r} means two entries"
     return table
+
+
+@cache
+def _aliases() -> dict[str, dict[str, list[str]]]:
+    return read_mapping(FOLDER / "aliases.yaml", what="catalog")
 
 
 def find(kind: Kind, name: str) -> str | None:
