@@ -120,7 +120,7 @@ def node_size(gpu: GPU) -> int:
 
 
 def _short(text: str) -> Cluster:
-    if len(text) > 500 or not text.isprintable():
+    if len(text) > 200 or not text.isprintable():
         raise ConfigError(f"cluster = {text[:40]!r}...: {HOW}", field="cluster")
     name, colon, shape = text.rpartition(":")
     if colon:
@@ -194,7 +194,7 @@ def _named_gpu(name: str) -> GPU:
     if not name:
         raise ConfigError(f"cluster: the GPU's name is missing; {HOW}", field="cluster")
     if names.find("gpus", name) is None and as_file(name) is None:
-        raise unknown_name("GPU", name, (*names.names("gpus"), *_designs()))
+        raise unknown_name("GPU", name[:80], (*names.names("gpus"), *_designs()))
     return gpu(name)
 
 

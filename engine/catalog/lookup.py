@@ -115,7 +115,9 @@ def as_file(spec: str | Path) -> Path | None:
 def not_a_file(base: Any, where: str) -> Any:
     """``base``, refused when it is a file: a file that starts from itself would never end."""
     if isinstance(base, Path) or (isinstance(base, str) and as_file(base) is not None):
-        raise ConfigError(f"{where}: base = {str(base)[:60]!r}: needs a catalog name, not a file", field="base")
+        raise ConfigError(
+            f"{where}: base = {str(base)[:60]!r}: needs a catalog name, not a file", field="base"
+        )
     return base
 
 

@@ -93,7 +93,7 @@ def resolve(kind: Kind, name: str) -> str:
     """The catalog name that ``name`` means; :class:`ConfigError` with the nearest names when none."""
     found = find(kind, name)
     if found is None:
-        raise unknown_name("model" if kind == "models" else "GPU", name, names(kind))
+        raise unknown_name("model" if kind == "models" else "GPU", name[:80], names(kind))
     return found
 
 

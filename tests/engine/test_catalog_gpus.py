@@ -1,9 +1,10 @@
-"""The GPU catalog: plausible dense figures with a source each, every spelling of the measured cases, user's own."""
+"""The GPU catalog: plausible dense figures with their source, the measured cases' spellings, user's own."""
 
 from pathlib import Path
 
 import pytest
 import yaml
+
 from shardwise.engine import catalog
 from shardwise.engine.cluster import GPU
 from shardwise.engine.errors import ConfigError
@@ -45,7 +46,16 @@ def test_figures_are_plausible(name: str) -> None:
 def test_every_figure_has_a_source(name: str) -> None:
     gpu = catalog.gpu(name)
     said = " ".join(gpu.sources)
-    for figure in ("peak_flops", "vector_flops", "hbm_bandwidth", "memory_bytes", "compute_units", "fabric", "nic", "tdp"):
+    for figure in (
+        "peak_flops",
+        "vector_flops",
+        "hbm_bandwidth",
+        "memory_bytes",
+        "compute_units",
+        "fabric",
+        "nic",
+        "tdp",
+    ):
         assert figure in said
     assert all(len(text) > 5 for text in gpu.sources.values())
 
@@ -126,7 +136,9 @@ def test_spellings_of_measured_cases_and_devices(spelling: str, name: str) -> No
     assert catalog.gpu(spelling).name == name
 
 
-@pytest.mark.parametrize("name", ["nonsense", "h1000", "h100x", "mi355y", "unknown-80GB", "Ascend-910B4-64GB", " "])
+@pytest.mark.parametrize(
+    "name", ["nonsense", "h1000", "h100x", "mi355y", "unknown-80GB", "Ascend-910B4-64GB", " "]
+)
 def test_an_unknown_gpu_is_never_taken_for_another(name: str) -> None:
     with pytest.raises(ConfigError):
         catalog.gpu(name)

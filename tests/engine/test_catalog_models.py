@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+
 from shardwise.engine import catalog
 from shardwise.engine.catalog import names
 from shardwise.engine.errors import ConfigError
@@ -24,19 +25,27 @@ PUBLISHED = {
     "gpt-oss-20b": 20.915, "gpt-oss-120b": 116.829, "gpt3-175b": 174.6,
 }  # fmt: skip
 CONTRACT = (
-    "mixtral-8x22b", "llama-3-8b", "llama-3-70b", "llama-3.1-405b", "deepseek-v3", "qwen3-235b-a22b", "gpt-oss-120b",
+    "mixtral-8x22b", "llama-3-8b", "llama-3-70b", "llama-3.1-405b", "deepseek-v3", "qwen3-235b-a22b",
+    "gpt-oss-120b",
 )  # fmt: skip
 
 
 def attention_parameters(m: Model) -> int:
     hidden, heads = m.hidden_size, m.num_attention_heads
     if m.multi_latent_attention:
-        assert m.qk_head_dim and m.qk_pos_emb_head_dim and m.kv_lora_rank and m.v_head_dim
+        assert m.qk_head_dim is not None
+        assert m.qk_pos_emb_head_dim is not None
+        assert m.kv_lora_rank is not None
+        assert m.v_head_dim is not None
         query = heads * (m.qk_head_dim + m.qk_pos_emb_head_dim)
         rank = m.q_lora_rank
         down_up = hidden * query if rank is None else hidden * rank + rank + rank * query
         latent = hidden * (m.kv_lora_rank + m.qk_pos_emb_head_dim) + m.kv_lora_rank
-        return down_up + latent + heads * (m.kv_lora_rank * (m.qk_head_dim + m.v_head_dim) + m.v_head_dim * hidden)
+        return (
+            down_up
+            + latent
+            + heads * (m.kv_lora_rank * (m.qk_head_dim + m.v_head_dim) + m.v_head_dim * hidden)
+        )
     query, keys = heads * m.kv_channels, m.num_query_groups * m.kv_channels
     count = hidden * (query + 2 * keys) + query * hidden
     if m.add_bias_linear or m.add_qkv_bias:
@@ -60,7 +69,8 @@ def parameters(m: Model) -> int:
     for routed in m.moe_layers:
         total += attention_parameters(m) + 2 * norm
         if routed:
-            assert m.num_experts and m.moe_ffn_hidden_size
+            assert m.num_experts is not None
+            assert m.moe_ffn_hidden_size is not None
             total += m.num_experts * (mlp_parameters(m, m.moe_ffn_hidden_size) + m.hidden_size)
             total += mlp_parameters(m, m.moe_shared_expert_intermediate_size)
         else:
@@ -126,6 +136,7 @@ def test_unknown_names_are_refused_in_one_line(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         catalog.model(name)
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
 
 
 def test_unknown_name_says_the_nearest() -> None:
