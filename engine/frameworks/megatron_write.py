@@ -212,7 +212,8 @@ def _kernels(recipe: Recipe) -> Section:
     if recipe.cuda_graphs:
         if recipe.recompute == "full":
             # Per-layer graphs and full recomputation exclude each other.
-            args["cuda_graph_impl"] = "full_iteration"
+            # One graph over the whole iteration cannot stop to look for NaNs.
+            args |= {"cuda_graph_impl": "full_iteration", "check_for_nan_in_loss_and_grad": False}
         elif recipe.model.is_moe:
             # Dropless experts have shapes that change every step; only what precedes them is captured.
             args |= {"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": ["attn", "moe_router"]}
