@@ -20,7 +20,13 @@ _COUNTS = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads"
            "max_position_embeddings")  # fmt: skip
 _MLA = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
 _NORMS = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}
-_POSITIONS = {"rope": "rope", "yarn": "rope", "mrope": "rope", "learned_absolute": "learned_absolute", "none": "none"}
+_POSITIONS = {
+    "rope": "rope",
+    "yarn": "rope",
+    "mrope": "rope",
+    "learned_absolute": "learned_absolute",
+    "none": "none",
+}
 _FLAGS = {
     "swiglu": "gated_linear_unit",
     "add_bias_linear": "add_bias_linear",
@@ -57,6 +63,8 @@ def model_fields(args: Arguments, *, complete: bool, base: Model | None = None) 
         )
     mla = fields.get("multi_latent_attention", base.multi_latent_attention if base else False)
     if mla:
+        # There the flag norms the two latents, which every MLA model has; the field means the heads.
+        fields.pop("qk_layernorm", None)
         fields |= {key: args.count(key) for key in _MLA if wanted(key)}
     _attention(args, fields, complete=complete, mla=mla)
     _derived_sizes(fields, complete=complete)
@@ -92,7 +100,9 @@ def _window(args: Arguments) -> int | None:
     text = ",".join(str(item) for item in value) if isinstance(value, list) else str(value)
     left = text.strip("()[] ").split(",")[0].strip()
     if not left.isdecimal() or len(left) > 9:
-        raise ConfigError(f"window_size = {text[:40]!r}: left,right such as 4095,0 is allowed", field="window_size")
+        raise ConfigError(
+            f"window_size = {text[:40]!r}: left,right such as 4095,0 is allowed", field="window_size"
+        )
     return int(left) + 1
 
 
@@ -107,7 +117,7 @@ def _derived_sizes(fields: dict[str, Any], *, complete: bool) -> None:
     if "kv_channels" not in fields:
         if hidden % heads:
             raise ConfigError(
-                f"kv_channels: not given, and hidden_size={hidden} is no multiple of num_attention_heads={heads}",
+                f"kv_channels: not given, and hidden_size={hidden} is not divisible by its {heads} heads",
                 field="kv_channels",
             )
         fields["kv_channels"] = hidden // heads
@@ -158,12 +168,16 @@ def resolve_model(
         _keep_longer_positions(fields, reference, seq_len)
         changed = sorted(key for key, value in fields.items() if getattr(reference, key, value) != value)
         if chosen is not None:
-            told = [f"model: the file's {key}={fields[key]!r} is set aside for {chosen.name}'s {getattr(chosen, key)!r}"
-                    for key in changed]  # fmt: skip
+            told = [
+                f"model: the file's {key}={fields[key]!r} gives way to {chosen.name}'s {getattr(chosen, key)!r}"
+                for key in changed
+            ]
             return _spec(chosen), chosen, told
         if not changed:
             return _spec(reference), reference, []
-        edited = Model.build({**_dump(reference), "name": f"{reference.name}-edited", **fields}, where="model")
+        edited = Model.build(
+            {**_dump(reference), "name": f"{reference.name}-edited", **fields}, where="model"
+        )
         return _spec(edited), edited, [f"model: {reference.name} with {', '.join(changed)} as in the file"]
     if not complete:
         raise ConfigError(
@@ -174,7 +188,9 @@ def resolve_model(
     return _identify(fields, args, seq_len)
 
 
-def _identify(fields: dict[str, Any], args: Arguments, seq_len: int) -> tuple[str | dict[str, Any], Model, list[str]]:
+def _identify(
+    fields: dict[str, Any], args: Arguments, seq_len: int
+) -> tuple[str | dict[str, Any], Model, list[str]]:
     if "name" not in fields:
         known = catalog.models()
         alike = [name for name in sorted(known) if _agrees(known[name], fields)]
@@ -183,7 +199,8 @@ def _identify(fields: dict[str, Any], args: Arguments, seq_len: int) -> tuple[st
             return alike[0], known[alike[0]], [f"model: recognised as {alike[0]} by its sizes{others}"]
     if "vocab_size" not in fields:
         raise ConfigError(
-            "vocab_size: the file leaves it to the tokenizer; give --vocab-size or pass model", field="vocab_size"
+            "vocab_size: the file leaves it to the tokenizer; give --vocab-size or pass model",
+            field="vocab_size",
         )
     fields.setdefault("max_position_embeddings", seq_len)
     built = Model.build({"name": "imported", "source": "the imported file's flags", **fields}, where="model")
@@ -191,7 +208,9 @@ def _identify(fields: dict[str, Any], args: Arguments, seq_len: int) -> tuple[st
 
 
 def _agrees(model: Model, fields: Mapping[str, Any]) -> bool:
-    return all(getattr(model, key) == value for key, value in fields.items() if key != "max_position_embeddings")
+    return all(
+        getattr(model, key) == value for key, value in fields.items() if key != "max_position_embeddings"
+    )
 
 
 def _keep_longer_positions(fields: dict[str, Any], reference: Model, seq_len: int) -> None:

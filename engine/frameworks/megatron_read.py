@@ -16,7 +16,8 @@ from shardwise.engine.model import Model
 from shardwise.engine.recipe import RECOMPUTE_MODULES
 
 DECISIVE = (
-    "hierarchical_context_parallel_sizes", "hybrid_context_parallel", "microbatch_group_size_per_virtual_pipeline_stage",
+    "hierarchical_context_parallel_sizes", "hybrid_context_parallel",
+    "microbatch_group_size_per_virtual_pipeline_stage",
     "defer_embedding_wgrad_compute", "delay_wgrad_compute", "cpu_offloading", "cpu_offloading_num_layers",
     "optimizer_cpu_offload", "fine_grained_activation_offloading", "distribute_saved_activations",
     "moe_shared_expert_overlap", "moe_pad_expert_input_to_capacity", "moe_layer_recompute", "moe_extended_tp",
@@ -24,7 +25,8 @@ DECISIVE = (
     "patch_moe_overlap", "use_tp_pp_dp_mapping", "tensor_parallel_num_weight_shards",
     "expert_tensor_parallel_num_weight_shards", "first_last_layers_bf16", "fp32_residual_connection",
     "rampup_batch_size", "step_batch_size_schedule", "decrease_batch_size_if_needed", "use_nccl_ub",
-    "turbo_sync_free_moe_stage", "use_turbo_mega_moe", "enable_odc", "overlap_param_gather_with_optimizer_step",
+    "turbo_sync_free_moe_stage", "use_turbo_mega_moe", "enable_odc",
+    "overlap_param_gather_with_optimizer_step",
     "sink_sliding_window", "use_sink_attention",
 )  # fmt: skip
 """Arguments that decide legality, memory or speed and that no recipe field stands for."""
@@ -67,7 +69,9 @@ class RecipeReader:
         for key in DECISIVE:
             value = self.args.given_values.get(key)
             if value not in (None, False, 0, 1, "none", "false", "0", "1", []) or value is True:
-                self.notes.append(f"{key} = {value!r}: bears on legality, memory or speed and is not modelled")
+                self.notes.append(
+                    f"{key} = {value!r}: bears on legality, memory or speed and is not modelled"
+                )
         return fields
 
     def _sizes(self) -> dict[str, Any]:
@@ -78,13 +82,19 @@ class RecipeReader:
         mbs = args.count("micro_batch_size")
         seq_len = args.count("seq_length") or args.count("encoder_seq_length")
         if mbs is None:
-            raise ConfigError(f"micro_batch_size: the file does not give it and {self.framework} needs it", field="mbs")
+            raise ConfigError(
+                f"micro_batch_size: the file does not give it and {self.framework} needs it", field="mbs"
+            )
         if seq_len is None:
-            raise ConfigError(f"seq_length: the file does not give it and {self.framework} needs it", field="seq_len")
+            raise ConfigError(
+                f"seq_length: the file does not give it and {self.framework} needs it", field="seq_len"
+            )
         gbs = args.count("global_batch_size")
         if gbs is None:
             gbs = mbs * max(1, self.world // (tp * pp * cp))
-            self.notes.append(f"global_batch_size: not given; {self.framework} takes micro_batch_size x dp = {gbs}")
+            self.notes.append(
+                f"global_batch_size: not given; {self.framework} takes micro_batch_size x dp = {gbs}"
+            )
         sequence_parallel = args.flag("sequence_parallel")
         if sequence_parallel and tp == 1:
             if args.given("sequence_parallel"):
@@ -96,7 +106,9 @@ class RecipeReader:
         if self.model.is_moe:
             fields |= {"ep": ep or 1, "etp": etp or tp}
             if etp is None and tp > 1:
-                self.notes.append(f"expert_tensor_parallel_size: not given; Megatron takes tensor parallel size = {tp}")
+                self.notes.append(
+                    f"expert_tensor_parallel_size: not given; Megatron takes tensor parallel size = {tp}"
+                )
         else:
             fields |= {"ep": ep or 1, "etp": etp or 1}
         fields["cp_comm_type"] = self._cp_comm_type()
@@ -104,10 +116,14 @@ class RecipeReader:
         return fields
 
     def _cp_comm_type(self) -> str:
-        words = {word.replace("allgather", "all_gather") for word in self.args.words("cp_comm_type") or ["p2p"]}
+        words = {
+            word.replace("allgather", "all_gather") for word in self.args.words("cp_comm_type") or ["p2p"]
+        }
         if len(words) == 1 and (word := next(iter(words))) in ("p2p", "a2a", "all_gather"):
             return word
-        self.notes.append(f"cp_comm_type = {' '.join(sorted(words))}: only p2p, a2a or all_gather; priced as p2p")
+        self.notes.append(
+            f"cp_comm_type = {' '.join(sorted(words))}: only p2p, a2a or all_gather; priced as p2p"
+        )
         return "p2p"
 
     def _pipeline(self, pp: int) -> dict[str, Any]:
@@ -119,11 +135,16 @@ class RecipeReader:
             "account_for_loss_in_pipeline_split": args.flag("account_for_loss_in_pipeline_split"),
             "overlap_p2p_comm": args.flag("overlap_p2p_comm"),
         }
-        vpp = args.count("num_virtual_stages_per_pipeline_rank") or args.count("virtual_pipeline_model_parallel_size")
+        vpp = args.count("num_virtual_stages_per_pipeline_rank") or args.count(
+            "virtual_pipeline_model_parallel_size"
+        )
         per_chunk = args.count("num_layers_per_virtual_pipeline_stage")
         if vpp is None and per_chunk is not None:
             layers = self.model.num_layers
-            layers += fields["account_for_embedding_in_pipeline_split"] + fields["account_for_loss_in_pipeline_split"]
+            layers += (
+                fields["account_for_embedding_in_pipeline_split"]
+                + fields["account_for_loss_in_pipeline_split"]
+            )
             if layers % (pp * per_chunk):
                 raise ConfigError(
                     f"num_layers_per_virtual_pipeline_stage = {per_chunk}: {layers} layers over "
@@ -139,7 +160,9 @@ class RecipeReader:
             fields["num_layers_in_last_pipeline_stage"] = plan.last
             if not plan.exact:
                 args.asked.discard("pipeline_model_parallel_layout")
-                self.notes.append("pipeline_model_parallel_layout: uneven in a way that is not modelled; vpp is kept")
+                self.notes.append(
+                    "pipeline_model_parallel_layout: uneven in a way that is not modelled; vpp is kept"
+                )
         return {**fields, "vpp": vpp or 1}
 
     def _sharding(self, sizes: dict[str, Any]) -> dict[str, Any]:
@@ -156,10 +179,17 @@ class RecipeReader:
         if args.flag("use_torch_fsdp2"):
             reshard = args.given_values.get("torch_fsdp2_reshard_after_forward") is not False
             args.ignore(["torch_fsdp2_reshard_after_forward"])
-            self.notes.append("use_torch_fsdp2: priced as fsdp; its own limits (pp=1, ep=1, untied) are not checked")
+            self.notes.append(
+                "use_torch_fsdp2: priced as fsdp; its own limits (pp=1, ep=1, untied) are not checked"
+            )
             return {**fields, "dp_sharding": "fsdp", "fsdp_reshard_after_forward": reshard}
         if own_fsdp:
-            words = {"no_shard": "none", "optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "fsdp"}
+            words = {
+                "no_shard": "none",
+                "optim": "zero1",
+                "optim_grads": "zero2",
+                "optim_grads_params": "fsdp",
+            }
             fields["dp_sharding"] = words[strategy or "optim_grads_params"]
         if instances > 1:
             shard = max(1, self.world // (sizes["tp"] * sizes["pp"])) // instances
@@ -208,7 +238,9 @@ class RecipeReader:
         names = ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
         grads, *moments = (args.word(name) or "fp32" for name in names)
         if not aware and {grads, *moments} != {"fp32"}:
-            self.notes.append("main_grads_dtype, exp_avg_dtype: no effect without use_precision_aware_optimizer")
+            self.notes.append(
+                "main_grads_dtype, exp_avg_dtype: no effect without use_precision_aware_optimizer"
+            )
             grads, moments = "fp32", ["fp32", "fp32"]
         state = "fp32" if "fp32" in moments else "bf16"
         if set(moments) != {state}:
@@ -234,13 +266,17 @@ class RecipeReader:
             choice = "selective"
         if choice == "full":
             if layers is None or method is None:
-                self.notes.append("recompute_granularity = full: method or number of layers not given; uniform and 1 here")
+                self.notes.append(
+                    "recompute_granularity = full: method or number of layers not given; uniform and 1 here"
+                )
             return {"recompute": "full", "recompute_method": method, "recompute_num_layers": layers}
         if choice == "selective":
             known = [word for word in modules or [] if word in RECOMPUTE_MODULES]
             lost = sorted(set(modules or []) - set(known))
             if lost:
-                self.notes.append(f"recompute_modules: {', '.join(lost)} not modelled; kept as stored activations")
+                self.notes.append(
+                    f"recompute_modules: {', '.join(lost)} not modelled; kept as stored activations"
+                )
             return {"recompute": "selective", "recompute_modules": sorted(set(known))}
         return {"recompute": "none"}
 
@@ -259,7 +295,9 @@ class RecipeReader:
             dispatcher = "deepep"
         elif kind == "flex":
             if backend not in ("deepep", "hybridep"):
-                self.notes.append(f"moe_flex_dispatcher_backend = {backend}: not modelled; priced as hybridep")
+                self.notes.append(
+                    f"moe_flex_dispatcher_backend = {backend}: not modelled; priced as hybridep"
+                )
             dispatcher = "deepep" if backend == "deepep" else "hybridep"
         elif kind == "alltoall_seq":
             self.notes.append("moe_token_dispatcher_type = alltoall_seq: priced as alltoall")
@@ -278,7 +316,8 @@ class RecipeReader:
         backend = backend.rsplit(".", 1)[-1]
         if backend not in ("flash", "fused", "unfused", "local", "auto"):
             raise ConfigError(
-                f"attention_backend = {backend!r}: allowed: flash, fused, unfused, local, auto", field="attention_backend"
+                f"attention_backend = {backend!r}: allowed: flash, fused, unfused, local, auto",
+                field="attention_backend",
             )
         kind: Literal["flash", "unfused"] = "unfused" if backend in ("unfused", "local") else "flash"
         graphs = args.word("cuda_graph_impl") is not None

@@ -84,6 +84,8 @@ def model_arguments(model: Model) -> Section:
     if model.multi_latent_attention:
         args |= {
             "multi_latent_attention": True,
+            # For MLA this norms the compressed query and key/value, as every MLA model does.
+            "qk_layernorm": True,
             "q_lora_rank": model.q_lora_rank,
             "kv_lora_rank": model.kv_lora_rank,
             "qk_head_dim": model.qk_head_dim,
@@ -169,7 +171,10 @@ def _precision(recipe: Recipe) -> Section:
     if aware and (low_state or low_grads):
         args["use_precision_aware_optimizer"] = True
         args["main_grads_dtype"] = recipe.main_grads_dtype
-        args |= {"exp_avg_dtype": recipe.optimizer_state_dtype, "exp_avg_sq_dtype": recipe.optimizer_state_dtype}
+        args |= {
+            "exp_avg_dtype": recipe.optimizer_state_dtype,
+            "exp_avg_sq_dtype": recipe.optimizer_state_dtype,
+        }
     elif low_grads:
         args["grad_reduce_in_bf16"] = True
     return args
