@@ -1,0 +1,1 @@
+"""One question to the LLM: recorded, retried, answered. Signature first; see :func:`ask`."""
