@@ -21,11 +21,11 @@ class ProviderError(ShardwiseError):
         """Calls that were made before giving up."""
 
 
-class ProposalInvalid(ShardwiseError):
+class ProposalInvalid(ShardwiseError):  # noqa: N818  # says what happened
     """The LLM's proposal cannot be used; the message goes back to the LLM, so it says what is allowed."""
 
 
-class BudgetExceeded(ShardwiseError):
+class BudgetExceeded(ShardwiseError):  # noqa: N818  # says what happened
     """A hard limit is reached: ``limit`` names it, ``used`` and ``allowed`` are in its own unit."""
 
     def __init__(self, limit: str, *, used: float, allowed: float) -> None:
@@ -35,7 +35,7 @@ class BudgetExceeded(ShardwiseError):
         self.allowed = allowed
 
 
-class ReplayDiverged(ShardwiseError):
+class ReplayDiverged(ShardwiseError):  # noqa: N818  # says what happened
     """The run asks something else than the recording answers; the message names the first difference."""
 
     def __init__(self, message: str, *, prompt: int) -> None:

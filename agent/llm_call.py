@@ -1,8 +1,8 @@
 """One question to the LLM: recorded, retried, answered.
 
 :func:`ask` is the only way the agent talks to a model. It writes a ``prompt`` event, calls, retries
-(:mod:`shardwise.agent.retry`), and writes an ``llm_response`` event, or an ``error`` event (``where`` = ``llm``)
-before it raises. The same function serves a live model and a recorded one.
+(:mod:`shardwise.agent.retry`), and writes an ``llm_response`` event, or an ``error`` event (``where`` =
+``llm``) before it raises. The same function serves a live model and a recorded one.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from langchain_core.messages import AIMessage, BaseMessage
 from pydantic import BaseModel, SecretStr
 
 from shardwise.agent.errors import ProviderError
-from shardwise.agent.llm_messages import answer_data, data_hash, request_data, schema_data
+from shardwise.agent.llm_messages import answer_data, cleaned, data_hash, request_data, schema_data
 from shardwise.agent.retry import RetryPolicy, UnreadableReply, call_with_retry
 from shardwise.engine.errors import ShardwiseError
 from shardwise.traces.writer import TraceWriter
 
-_UNREADABLE = (ValueError, KeyError, IndexError, TypeError, AttributeError)
+_UNREADABLE = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
 """What client libraries raise when a reply with status 200 is not what they expect."""
 
 
@@ -37,15 +37,17 @@ def ask(
     sleep: Callable[[float], object] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> AIMessage:
-    """The model's answer to ``messages``: text, or calls to ``tools``, or JSON text that follows ``schema``.
+    """The model's answer to ``messages``: text, or calls to ``tools``, or JSON text that follows
+    ``schema``.
 
-    ``tools`` are LangChain tools, pydantic classes, functions or tool schemas; ``tool_choice`` is passed on where
-    it is given (``any`` forces a call; not every server knows it). ``tools`` and ``schema`` exclude each other:
-    several servers stop calling tools once an answer schema is set. The answer is *not* validated against
-    ``schema``: a grammar does not hold numeric bounds, so the caller validates either way.
+    ``tools`` are LangChain tools, pydantic classes, functions or tool schemas; ``tool_choice`` is passed
+    on where it is given (``any`` forces a call; not every server knows it). ``tools`` and ``schema``
+    exclude each other: several servers stop calling tools once an answer schema is set. The answer is
+    *not* validated against ``schema``: a grammar does not hold numeric bounds, so the caller validates
+    either way.
 
-    Raises :class:`ProviderError` when no usable answer came; :class:`ReplayDiverged` from a recording that does
-    not fit.
+    Raises :class:`ProviderError` when no usable answer came; :class:`ReplayDiverged` from a recording
+    that does not fit.
     """
     assert not (tools and schema is not None), "ask with tools or with a schema, not both"
     secrets = secrets_of(model)
@@ -123,6 +125,8 @@ def _invoke(
             answer = model.bind_tools(list(tools), **options).invoke(list(messages))
         else:
             answer = model.invoke(list(messages))
+        if isinstance(answer, AIMessage):
+            answer = cleaned(answer)
     except ShardwiseError:
         raise
     except _UNREADABLE as err:

@@ -8,6 +8,7 @@ different question when it is replayed.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,16 +19,22 @@ from pydantic import BaseModel
 from shardwise.traces.canonical import canonical, jsonable
 from shardwise.traces.redact import redact
 
+MAX_DEPTH = 32
+"""Deepest nesting of tool arguments; ours need 4."""
+
 _ROLES = {"human": "user", "ai": "assistant"}
 
 
 def message_data(message: BaseMessage) -> dict[str, Any]:
-    """One message: ``role``, ``content`` (its text), and where it has them ``tool_calls``, ``tool_call_id``."""
+    """One message: ``role``, ``content`` (its text), and where it has them ``tool_calls``,
+    ``tool_call_id``.
+    """
     data: dict[str, Any] = {"role": _ROLES.get(message.type, message.type), "content": str(message.text)}
     if isinstance(message, AIMessage):
         if message.tool_calls:
             data["tool_calls"] = [
-                {"name": call["name"], "args": jsonable(call["args"]), "id": call["id"]} for call in message.tool_calls
+                {"name": call["name"], "args": jsonable(call["args"]), "id": call["id"]}
+                for call in message.tool_calls
             ]
         if message.invalid_tool_calls:
             data["invalid_tool_calls"] = [
@@ -40,7 +47,9 @@ def message_data(message: BaseMessage) -> dict[str, Any]:
 
 
 def answer_data(message: AIMessage) -> dict[str, Any]:
-    """An LLM's answer: as :func:`message_data`, with ``reasoning`` and ``finish_reason`` where they were given."""
+    """An LLM's answer: as :func:`message_data`, with ``reasoning`` and ``finish_reason`` where they were
+    given.
+    """
     data = message_data(message)
     reasoning = "\n".join(
         str(block.get("reasoning") or "") for block in message.content_blocks if block["type"] == "reasoning"
@@ -59,12 +68,34 @@ def answer_from(data: Mapping[str, Any], usage: Mapping[str, Any] | None = None)
     if data.get("tool_calls"):
         fields["tool_calls"] = [{**call, "type": "tool_call"} for call in data["tool_calls"]]
     if data.get("invalid_tool_calls"):
-        fields["invalid_tool_calls"] = [{**call, "type": "invalid_tool_call"} for call in data["invalid_tool_calls"]]
+        fields["invalid_tool_calls"] = [
+            {**call, "type": "invalid_tool_call"} for call in data["invalid_tool_calls"]
+        ]
     if usage:
         fields["usage_metadata"] = dict(usage)
     if data.get("finish_reason"):
         fields["response_metadata"] = {"finish_reason": data["finish_reason"]}
     return AIMessage(**fields)
+
+
+def cleaned(answer: AIMessage) -> AIMessage:
+    """The answer with tool arguments that JSON can hold: NaN and infinities become words, which no
+    number field accepts. Raises ``ValueError`` for arguments nested deeper than ``MAX_DEPTH``.
+    """
+    calls = [{**call, "args": _finite(call["args"], 0)} for call in answer.tool_calls]
+    return answer if calls == answer.tool_calls else answer.model_copy(update={"tool_calls": calls})
+
+
+def _finite(value: Any, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise ValueError(f"tool arguments are nested deeper than {MAX_DEPTH} levels")
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item, depth + 1) for item in value]
+    return value
 
 
 def tool_data(tool: Any) -> dict[str, Any]:
@@ -126,7 +157,7 @@ def data_hash(request: Mapping[str, Any]) -> str:
         "tools": request["tools"],
         "answer_schema": request["answer_schema"],
     }
-    return hashlib.sha256(canonical(plain).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return hashlib.sha256(canonical(plain).encode()).hexdigest()[:16]
 
 
 def request_hash(

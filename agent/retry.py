@@ -49,8 +49,10 @@ _TRANSPORT = frozenset({"TransportError", "TimeoutException", "APIConnectionErro
 _MAX_CAUSE = 200
 
 
-class UnreadableReply(Exception):
-    """The provider answered with success, but the body makes no sense (not JSON, no choices, nothing said)."""
+class UnreadableReply(Exception):  # noqa: N818  # says what happened
+    """The provider answered with success, but the body makes no sense (not JSON, no choices, nothing
+    said).
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +96,9 @@ def call_with_retry(
 ) -> T:
     """``fn()``, tried again while its failure is worth it.
 
-    ``on_retry(attempt, cause, wait_s)`` hears of each retry before the wait. Raises :class:`ProviderError` when
-    the failure is final, tries are used up or time is; lets our own errors and bugs in ``fn`` through.
+    ``on_retry(attempt, cause, wait_s)`` hears of each retry before the wait. Raises
+    :class:`ProviderError` when the failure is final, tries are used up or time is; lets our own errors
+    and bugs in ``fn`` through.
     """
     policy = policy or RetryPolicy()
     hidden = tuple(secrets)
@@ -117,8 +120,12 @@ def call_with_retry(
         failure = classify(_error(state), hidden)
         wait = state.next_action.sleep if state.next_action else 0.0
         if clock() + wait >= deadline:
-            raise _give_up(failure.cause, f"waiting {wait:.1f} s more would pass the limit of "
-                           f"{policy.total_timeout_s:g} s", provider, tries) from _error(state)
+            raise _give_up(
+                failure.cause,
+                f"waiting {wait:.1f} s more would pass the limit of {policy.total_timeout_s:g} s",
+                provider,
+                tries,
+            ) from _error(state)
         if on_retry is not None:
             on_retry(state.attempt_number, failure.cause, wait)
 
@@ -186,7 +193,9 @@ def classify(err: BaseException, secrets: Iterable[str] = ()) -> Failure:
     if status is not None and status >= 400:
         retryable = (status in RETRIED_STATUS or status >= 500) and _code(err) not in _HOPELESS_CODES
         words = _STATUS_WORDS.get(status, "the server failed" if status >= 500 else "the request was refused")
-        return Failure(retryable, f"HTTP {status}, {words}{detail}", retry_after_s(err) if retryable else None)
+        return Failure(
+            retryable, f"HTTP {status}, {words}{detail}", retry_after_s(err) if retryable else None
+        )
     if isinstance(err, TimeoutError) or "APITimeoutError" in names or "TimeoutException" in names:
         return Failure(True, f"no answer in time{detail}")
     if isinstance(err, ConnectionError) or names & _TRANSPORT or "ModelConnectionError" in names:
@@ -197,8 +206,9 @@ def classify(err: BaseException, secrets: Iterable[str] = ()) -> Failure:
 
 
 def retry_after_s(err: BaseException, now: datetime | None = None) -> float | None:
-    """Seconds that the provider asked us to wait: ``retry-after-ms``, or ``Retry-After`` in seconds or as a date
-    (RFC 9110, section 10.2.3); None when it did not ask or the value makes no sense."""
+    """Seconds that the provider asked us to wait: ``retry-after-ms``, or ``Retry-After`` in seconds or
+    as a date (RFC 9110, section 10.2.3); None when it did not ask or the value makes no sense.
+    """
     headers: Any = getattr(getattr(err, "response", None), "headers", None)
     if headers is None:
         return None

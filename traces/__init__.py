@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shardwise.traces.compare import Difference, diff
 from shardwise.traces.errors import TraceFormatError
 from shardwise.traces.events import SCHEMA_VERSION, Event
 from shardwise.traces.reader import Verification, read_trace, verify
@@ -10,10 +11,12 @@ from shardwise.traces.writer import TraceWriter
 
 __all__ = [
     "SCHEMA_VERSION",
+    "Difference",
     "Event",
     "TraceFormatError",
     "TraceWriter",
     "Verification",
+    "diff",
     "read_trace",
     "redact",
     "verify",

@@ -29,20 +29,22 @@ def canonical(value: Any) -> str:
 def digest(event: Mapping[str, Any]) -> str:
     """SHA-256 (hex) of an event's canonical text without its own ``hash``; ``prev`` is part of the text."""
     body = {key: value for key, value in event.items() if key != "hash"}
-    return hashlib.sha256(canonical(body).encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(canonical(body).encode()).hexdigest()
 
 
 def jsonable(value: Any) -> Any:
     """``value`` in JSON's own types: tuples become lists, models and ``as_json`` objects dicts, NumPy scalars
     numbers. What has no JSON form is refused with :class:`TraceFormatError`."""
-    if value is None or isinstance(value, (bool, str)):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, str):
+        return _unicode(value)
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
         return float(value)
     if isinstance(value, Mapping):
-        return {str(key): jsonable(item) for key, item in value.items()}
+        return {_unicode(str(key)): jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [jsonable(item) for item in value]
     if isinstance(value, (set, frozenset)):
@@ -54,3 +56,14 @@ def jsonable(value: Any) -> Any:
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
         return jsonable(value.item())
     raise TraceFormatError(f"a {type(value).__name__} has no JSON form")
+
+
+def _unicode(text: str) -> str:
+    """``text`` with half a surrogate pair replaced by U+FFFD: a reply cut in mid-emoji has one, UTF-8
+    has none.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

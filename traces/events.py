@@ -1,8 +1,9 @@
 """The events of a trace: one frozen type per kind, told apart by ``kind``.
 
-A trace tells a run in order: ``request``, ``plan``, then per round ``prompt``, ``llm_response``, ``tool_call``,
-``tool_result``, ``candidate``, ``rejection``, ``projection``, ``reflection``; and ``note``, ``fallback``,
-``budget``, ``error`` where they happen; ``result`` closes it. Every event may carry more in ``data``.
+A trace tells a run in order: ``request``, ``plan``, then per round ``prompt``, ``llm_response``,
+``tool_call``, ``tool_result``, ``candidate``, ``rejection``, ``projection``, ``reflection``; and
+``note``, ``fallback``, ``budget``, ``error`` where they happen; ``result`` closes it. Every event may
+carry more in ``data``.
 
 The schema grows by optional fields and new kinds only; a change that old readers would misread raises
 ``SCHEMA_VERSION`` and adds an upgrade to :mod:`shardwise.traces.reader`.

@@ -1,8 +1,8 @@
 """Reading a trace back, and checking its chain.
 
-:func:`read_trace` gives typed events and refuses junk with the line's number; :func:`verify` says whether every
-line is the one that was written, in its place. A trace of an older schema is upgraded on reading, one of a newer
-schema is refused.
+:func:`read_trace` gives typed events and refuses junk with the line's number; :func:`verify` says
+whether every line is the one that was written, in its place. A trace of an older schema is upgraded on
+reading, one of a newer schema is refused.
 """
 
 from __future__ import annotations
@@ -43,15 +43,17 @@ class Verification:
 def read_trace(path: str | os.PathLike[str]) -> list[Event]:
     """The events of the trace at ``path`` (a file, or a run folder that holds ``trace.jsonl``).
 
-    Raises :class:`ConfigError` when there is no such file and :class:`TraceFormatError` with the line's number
-    for what is no event. The chain is not checked: see :func:`verify`.
+    Raises :class:`ConfigError` when there is no such file and :class:`TraceFormatError` with the line's
+    number for what is no event. The chain is not checked: see :func:`verify`.
     """
     return [_event(data, line) for line, data in _lines(trace_file(path))]
 
 
 def verify(path: str | os.PathLike[str]) -> Verification:
-    """Recompute the chain of the trace at ``path``. Finds lines that were changed, dropped, added, moved or torn
-    off in the middle. Whole events missing at the *end* leave a valid chain: ``result`` closes a finished run."""
+    """Recompute the chain of the trace at ``path``. Finds lines that were changed, dropped, added, moved
+    or torn off in the middle. Whole events missing at the *end* leave a valid chain: ``result`` closes a
+    finished run.
+    """
     count, prev = 0, GENESIS
     try:
         for line, data in _lines(trace_file(path)):
@@ -72,7 +74,9 @@ def trace_file(path: str | os.PathLike[str]) -> Path:
     given = Path(path)
     file = given / "trace.jsonl" if given.is_dir() else given
     if not file.is_file():
-        raise ConfigError(f"no trace at {str(given)!r} (a .jsonl file, or a run folder with trace.jsonl)", field="trace")
+        raise ConfigError(
+            f"no trace at {str(given)!r} (a .jsonl file, or a run folder with trace.jsonl)", field="trace"
+        )
     return file
 
 
@@ -102,7 +106,7 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _object(part: bytes, line: int) -> dict[str, Any]:
     try:
-        data = json.loads(part.decode("utf-8", "surrogatepass"), parse_constant=_no_constant)
+        data = json.loads(part.decode(), parse_constant=_no_constant)
     except (ValueError, RecursionError) as err:
         raise TraceFormatError(f"not JSON ({_brief(err)}): {_shown(part)}", line=line) from err
     if not isinstance(data, dict):
@@ -113,7 +117,9 @@ def _object(part: bytes, line: int) -> dict[str, Any]:
 def _event(data: dict[str, Any], line: int) -> Event:
     version = data.get("v")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise TraceFormatError(f"v = {version!r}: not a trace event (its schema version is a number from 1)", line=line)
+        raise TraceFormatError(
+            f"v = {version!r}: not a trace event (its schema version is a number from 1)", line=line
+        )
     if version > SCHEMA_VERSION:
         raise TraceFormatError(
             f"v = {version}: written by a newer shardwise; this one reads up to {SCHEMA_VERSION}", line=line
@@ -144,7 +150,7 @@ def _broken_link(data: dict[str, Any], count: int, prev: str) -> str | None:
 
 def _is_json(part: bytes) -> bool:
     try:
-        json.loads(part.decode("utf-8", "surrogatepass"))
+        json.loads(part.decode())
     except (ValueError, RecursionError):
         return False
     return True

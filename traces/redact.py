@@ -42,12 +42,18 @@ _SHAPES: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
     # a bare key=/token= only in a query string, or when the value is longer than our own 16-digit keys
     (re.compile(r"(?i)([?&](?:key|token|sig|signature)=)(?!\[redacted\])[^\s&\"'#]+"), rf"\1{MARK}"),
-    (re.compile(r"(?i)(\b(?:key|token)\s*[=:]\s*[\"']?)(?!\[redacted\])[A-Za-z0-9_\-./+]{20,}"), rf"\1{MARK}"),
+    (
+        re.compile(r"(?i)(\b(?:key|token)\s*[=:]\s*[\"']?)(?!\[redacted\])[A-Za-z0-9_\-./+]{20,}"),
+        rf"\1{MARK}",
+    ),
     (re.compile(r"\b(?:sk|pk|rk)-[A-Za-z0-9_\-*]{8,}"), MARK),
     (re.compile(r"\bhf_[A-Za-z0-9]{8,}"), MARK),
     (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}\b"), MARK),
     (re.compile(r"\bAIza[A-Za-z0-9_\-]{20,}"), MARK),
-    (re.compile(r"\b(?:ghp|gho|ghu|ghs|ghr|github_pat|glpat|xox[abprs]|gsk|nvapi)[_-][A-Za-z0-9_\-]{10,}"), MARK),
+    (
+        re.compile(r"\b(?:ghp|gho|ghu|ghs|ghr|github_pat|glpat|xox[abprs]|gsk|nvapi)[_-][A-Za-z0-9_\-]{10,}"),
+        MARK,
+    ),
     (re.compile(r"\beyJ[A-Za-z0-9_\-]{8,}\.eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]*"), MARK),
 )
 
@@ -59,7 +65,9 @@ def known_secrets(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a field or variable of this name holds a secret (``OPENAI_API_KEY``: yes; ``recipe_key``: no)."""
+    """Whether a field or variable of this name holds a secret (``OPENAI_API_KEY``: yes; ``recipe_key``:
+    no).
+    """
     return _SECRET_NAME.search(name) is not None
 
 
@@ -81,7 +89,10 @@ def redact(value: Any, secrets: Iterable[str] = ()) -> Any:
     if isinstance(value, Mapping):
         return {
             redact_text(str(key), hidden): MARK
-            if is_secret_name(str(key)) and isinstance(item, (str, int, float)) and not isinstance(item, bool) and item
+            if is_secret_name(str(key))
+            and isinstance(item, (str, int, float))
+            and not isinstance(item, bool)
+            and item
             else redact(item, hidden)
             for key, item in value.items()
         }

@@ -1,8 +1,8 @@
 """Writing a trace: one line per event, on disk before the call returns, chained by hash.
 
-A line is written whole, flushed and synced, so that a kill loses at most the line being written. Opening an
-existing trace continues its chain; a torn last line is cut off and a note says so. Secrets are redacted before
-the hash is taken, so they are neither in the file nor guessable from it.
+A line is written whole, flushed and synced, so that a kill loses at most the line being written. Opening
+an existing trace continues its chain; a torn last line is cut off and a note says so. Secrets are
+redacted before the hash is taken, so they are neither in the file nor guessable from it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from shardwise.traces.redact import known_secrets, redact
 class TraceWriter:
     """Appends events to the trace at ``path`` (made, with its folder, if it is not there).
 
-    ``clock`` gives seconds; ``t_s`` counts from the first event of the run, over interruptions too. ``secrets``
-    are values to redact wherever they occur, beside the secret variables of the environment. Use it as a context
-    manager or :meth:`close` it. Raises :class:`ConfigError` when the file cannot be written or another process
-    is writing it, :class:`TraceFormatError` when an existing file is no intact trace.
+    ``clock`` gives seconds; ``t_s`` counts from the first event of the run, over interruptions too.
+    ``secrets`` are values to redact wherever they occur, beside the secret variables of the environment.
+    Use it as a context manager or :meth:`close` it. Raises :class:`ConfigError` when the file cannot be
+    written or another process is writing it, :class:`TraceFormatError` when an existing file is no
+    intact trace.
     """
 
     def __init__(
@@ -61,7 +62,9 @@ class TraceWriter:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("ab")
         except OSError as err:
-            raise ConfigError(f"cannot write the trace {str(self.path)!r}: {err.strerror}", field="trace") from err
+            raise ConfigError(
+                f"cannot write the trace {str(self.path)!r}: {err.strerror}", field="trace"
+            ) from err
         try:
             _lock_file(self._file.fileno(), self.path)
             torn = self._resume()
@@ -73,13 +76,14 @@ class TraceWriter:
             self.append("note", topic="resume", text=f"a torn last line of {torn} bytes was cut off")
 
     def append(self, kind: str, **fields: Any) -> Event:
-        """Write one event and return it, once it is on disk. Raises :class:`TraceFormatError` naming the field
-        that does not belong to ``kind``, is missing, or has no JSON form (NaN, infinity)."""
+        """Write one event and return it, once it is on disk. Raises :class:`TraceFormatError` naming the
+        field that does not belong to ``kind``, is missing, or has no JSON form (NaN, infinity).
+        """
         with self._lock:
             if self._file.closed:
                 raise TraceFormatError(f"the trace {str(self.path)!r} is closed")
             event = self._build(kind, fields)
-            line = canonical(as_data(event)).encode("utf-8", "surrogatepass") + b"\n"
+            line = canonical(as_data(event)).encode() + b"\n"
             self._file.write(line)
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -110,7 +114,14 @@ class TraceWriter:
         except TraceFormatError as err:
             raise TraceFormatError(f"event {kind}: {err}") from err
         t_s = round(self._elapsed + self._clock() - self._start, 6)
-        head = {"v": SCHEMA_VERSION, "seq": self._seq, "t_s": t_s, "prev": self._prev, "hash": "", "kind": kind}
+        head = {
+            "v": SCHEMA_VERSION,
+            "seq": self._seq,
+            "t_s": t_s,
+            "prev": self._prev,
+            "hash": "",
+            "kind": kind,
+        }
         if clash := sorted(set(plain) & set(head)):
             raise TraceFormatError(f"event {kind}: {clash[0]} is set by the writer")
         try:
