@@ -17,9 +17,10 @@ from shardwise.traces.canonical import canonical
 from shardwise.traces.events import Event, NoteEvent, PromptEvent, as_data
 from shardwise.traces.reader import read_trace
 
-TRANSIENT = frozenset(
-    "v seq t_s prev hash wall_s seconds attempts run_id run run_dir out trace message_id date".split()
-)
+_CLOCKS = ("t_s", "wall_s", "seconds", "date")
+_CHAIN = ("v", "seq", "prev", "hash")
+_PLACES = ("run_id", "run", "run_dir", "out", "trace", "message_id", "attempts")
+TRANSIENT = frozenset((*_CLOCKS, *_CHAIN, *_PLACES))
 """Fields that two equal runs may have different, at any depth."""
 
 ID_FIELDS = frozenset({"id", "call_id", "tool_call_id"})
