@@ -15,12 +15,18 @@ from pathlib import Path
 from typing import Any
 
 
-def completion(content: str | None = "hello", tool_calls: list[dict[str, Any]] | None = None, **more: Any) -> bytes:
+def completion(
+    content: str | None = "hello", tool_calls: list[dict[str, Any]] | None = None, **more: Any
+) -> bytes:
     """The body of a well-formed chat completion."""
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if tool_calls:
         message["tool_calls"] = [
-            {"id": f"call_{i}", "type": "function", "function": {"name": c["name"], "arguments": c["arguments"]}}
+            {
+                "id": f"call_{i}",
+                "type": "function",
+                "function": {"name": c["name"], "arguments": c["arguments"]},
+            }
             for i, c in enumerate(tool_calls)
         ]
     finish = "tool_calls" if tool_calls else "stop"
