@@ -21,23 +21,10 @@ FOLDER = Path(__file__).resolve().parent
 _SEPARATORS = re.compile(r"[\s_\-,:()]+")
 _LEADING = {"models": {"meta"}, "gpus": {"nvidia", "amd", "instinct", "tesla", "radeon"}}
 _TRAILING = {
-    "models": {
-        "instruct",
-        "base",
-        "hf",
-        "chat",
-        "it",
-        "text",
-        "bf16",
-        "fp8",
-        "v01",
-        "v03",
-        "0324",
-        "2507",
-        "bnb",
-    },
+    "models": set("instruct base hf chat it text bf16 fp8 v01 v03 0324 2507 0905".split()),
     "gpus": {"gpu", "accelerator"},
 }
+_GIGA = re.compile(r"(?<=^\d\d)g$|(?<=^\d\d\d)g$")
 _VERSION = re.compile(r"(?<![a-z0-9])v0\.(\d)")
 
 
@@ -47,16 +34,26 @@ def compact(kind: Kind, name: str) -> str:
     ``meta-llama/Llama-3.1-70B`` becomes ``llama3.170b``. Points stay, or
     ``qwen2.5-7b`` and ``qwen2-57b`` were one.
     """
+    return "".join(_words(kind, name))
+
+
+def _pointless(kind: Kind, name: str) -> str:
+    """For names written without their point (``llama31_405b``, ``llama-3-1-405b``): family, bar, size."""
+    *family, size = _words(kind, name) or [""]
+    return "".join(family).replace(".", "") + "|" + size
+
+
+def _words(kind: Kind, name: str) -> list[str]:
     text = _VERSION.sub(r"v0\1", name.strip().lower())
     owner, slash, rest = text.rpartition("/")
     if slash and rest and " " not in owner:
         text = rest
-    words = [word for word in _SEPARATORS.split(text.replace("/", " ")) if word]
+    words = [_GIGA.sub("gb", word) for word in _SEPARATORS.split(text.replace("/", " ")) if word]
     while len(words) > 1 and words[0] in _LEADING[kind]:
         del words[0]
     while len(words) > 1 and words[-1] in _TRAILING[kind]:
         del words[-1]
-    return "".join(words)
+    return words
 
 
 @cache
@@ -82,11 +79,22 @@ def _aliases() -> dict[str, dict[str, list[str]]]:
     return read_mapping(FOLDER / "aliases.yaml", what="catalog")
 
 
+@cache
+def _pointless_spellings(kind: Kind) -> dict[str, str]:
+    """The spellings of names with a point that do without it."""
+    table: dict[str, str] = {}
+    for name in names(kind):
+        for spelling in (name, *_aliases()[kind].get(name, ())):
+            if "." in spelling:
+                table.setdefault(_pointless(kind, spelling), name)
+    return table
+
+
 def find(kind: Kind, name: str) -> str | None:
     """The catalog name that ``name`` means, or None."""
     if name in names(kind):
         return name
-    return spellings(kind).get(compact(kind, name))
+    return spellings(kind).get(compact(kind, name)) or _pointless_spellings(kind).get(_pointless(kind, name))
 
 
 def resolve(kind: Kind, name: str) -> str:

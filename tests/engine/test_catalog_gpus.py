@@ -86,7 +86,7 @@ def test_rack_fabric_spans_nodes() -> None:
     for name in GPUS:
         fabric = catalog.gpu(name).fabric
         assert fabric.spans_nodes == name.startswith("gb")
-        assert fabric.domain_size == (72 if fabric.spans_nodes else 8)
+        assert fabric.domain_size == (72 if fabric.spans_nodes else 4 if name == "gh200" else 8)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +129,8 @@ def test_rack_fabric_spans_nodes() -> None:
         ("NVIDIA H200", "h200"),
         ("NVIDIA B300 SXM6 AC", "b300"),
         ("AMD Instinct MI300X", "mi300x"),
+        ("H100-80G", "h100"),
+        ("a100 80gb sxm", "a100-80gb"),
         ("AMD Instinct MI250X / MI250", "mi250x"),
     ],
 )

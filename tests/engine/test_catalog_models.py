@@ -125,13 +125,21 @@ def test_contract_names_are_known() -> None:
         ("Kimi K2 1T", "kimi-k2"),
         ("GPT-3 175B", "gpt3-175b"),
         ("  llama-2-70b-hf ", "llama-2-70b"),
+        ("llama31_405b", "llama-3.1-405b"),
+        ("llama_3_1_405b", "llama-3.1-405b"),
+        ("llama3.3-70b", "llama-3.1-70b"),
+        ("qwen25_7b", "qwen2.5-7b"),
+        ("Mixtral 8 x 22B", "mixtral-8x22b"),
+        ("llama3.1:8b", "llama-3.1-8b"),
     ],
 )
 def test_common_spellings(spelling: str, name: str) -> None:
     assert catalog.model(spelling) == catalog.model(name)
 
 
-@pytest.mark.parametrize("name", ["mixtral-8x99b", "llama", "", "llama-70b", "🦙", "a/b/c", "x" * 10_000])
+@pytest.mark.parametrize(
+    "name", ["mixtral-8x99b", "llama", "", "llama-70b", "🦙", "a/b/c", "x" * 10_000, "qwen257b"]
+)
 def test_unknown_names_are_refused_in_one_line(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         catalog.model(name)

@@ -26,6 +26,7 @@ from shardwise.engine.errors import ConfigError
         ("64 H100s", "h100:8x8"),
         ("4 h100", "h100:1x4"),
         ("36 gb200", "gb200:9x4"),
+        ("16 GH200", "gh200:4x4"),
         ("4x8 H100", "h100:4x8"),
         ("gb200:18x4", "gb200:18x4"),
         ("dgx-h100:4", "h100:4x8"),
