@@ -20,10 +20,8 @@ FOLDER = Path(__file__).resolve().parent
 
 _SEPARATORS = re.compile(r"[\s_\-,:()]+")
 _LEADING = {"models": {"meta"}, "gpus": {"nvidia", "amd", "instinct", "tesla", "radeon"}}
-_TRAILING = {
-    "models": set("instruct base hf chat it text bf16 fp8 v01 v03 0324 2507 0905".split()),
-    "gpus": {"gpu", "accelerator"},
-}
+_EDITIONS = re.compile(r"instruct|base|hf|chat|it|text|bf16|fp8|v0\d|0324|2507|0905")
+_TRAILING = {"models": _EDITIONS, "gpus": re.compile(r"gpu|accelerator")}
 _GIGA = re.compile(r"(?<=^\d\d)g$|(?<=^\d\d\d)g$")
 _VERSION = re.compile(r"(?<![a-z0-9])v0\.(\d)")
 
@@ -51,7 +49,7 @@ def _words(kind: Kind, name: str) -> list[str]:
     words = [_GIGA.sub("gb", word) for word in _SEPARATORS.split(text.replace("/", " ")) if word]
     while len(words) > 1 and words[0] in _LEADING[kind]:
         del words[0]
-    while len(words) > 1 and words[-1] in _TRAILING[kind]:
+    while len(words) > 1 and _TRAILING[kind].fullmatch(words[-1]):
         del words[-1]
     return words
 

@@ -28,7 +28,7 @@ def test_figures_are_plausible(name: str) -> None:
     assert "bf16" not in peak or peak["bf16"] == peak["fp16"]
     if "fp8" in peak:
         # A figure with sparsity would make this four.
-        assert peak["fp8"] / peak["bf16"] == pytest.approx(2.0, rel=0.01)
+        assert peak["fp8"] / peak["bf16"] == pytest.approx(2.0, rel=0.02)
     if "mxfp8" in peak:
         assert peak["mxfp8"] == peak["fp8"]
     if "fp4" in peak:
