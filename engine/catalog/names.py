@@ -22,7 +22,7 @@ _SEPARATORS = re.compile(r"[\s_\-,:()]+")
 _LEADING = {"models": {"meta"}, "gpus": {"nvidia", "amd", "instinct", "tesla", "radeon"}}
 _EDITIONS = re.compile(r"instruct|base|hf|chat|it|text|bf16|fp8|v0\d|0324|2507|0905")
 _TRAILING = {"models": _EDITIONS, "gpus": re.compile(r"gpu|accelerator")}
-_GIGA = re.compile(r"(?<=^\d\d)g$|(?<=^\d\d\d)g$")
+_GIGABYTES = re.compile(r"^(\d{2,3})g$")
 _VERSION = re.compile(r"(?<![a-z0-9])v0\.(\d)")
 
 
@@ -46,7 +46,7 @@ def _words(kind: Kind, name: str) -> list[str]:
     owner, slash, rest = text.rpartition("/")
     if slash and rest and " " not in owner:
         text = rest
-    words = [_GIGA.sub("gb", word) for word in _SEPARATORS.split(text.replace("/", " ")) if word]
+    words = [_GIGABYTES.sub(r"\1gb", word) for word in _SEPARATORS.split(text.replace("/", " ")) if word]
     while len(words) > 1 and words[0] in _LEADING[kind]:
         del words[0]
     while len(words) > 1 and _TRAILING[kind].fullmatch(words[-1]):
