@@ -31,7 +31,8 @@ BASES = [
 @pytest.fixture(scope="module", params=BASES, ids=lambda base: str(base["model"]))
 def table(request: pytest.FixtureRequest) -> Table:
     base = load_recipe(request.param)
-    space = legal_space(base, default_axes(base))
+    axes = ["tp", "pp", "vpp", "pipeline_split", "ep", "etp", "mbs", "dp_sharding", "recompute"]
+    space = legal_space(base, default_axes(base, names=axes))
     picked = np.random.default_rng(7).choice(len(space), size=400, replace=False)
     return space.take(np.sort(picked))
 
@@ -71,7 +72,7 @@ def test_a_single_recipe_is_judged_as_in_the_table(table: Table, result: FilterR
         assert memory_report(r).peak_bytes == result.peak_bytes[row]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.floats(0.0, 0.9), st.floats(0.0, 0.9), st.integers(8, 400), st.integers(8, 400))
 def test_more_room_never_rejects_what_was_kept(
     table: Table, one: float, other: float, small: int, large: int
