@@ -118,10 +118,8 @@ class Primus:
 
     def recognises(self, text: str) -> bool:
         """Whether ``text`` has Primus's module tree."""
-        return re.search(r"^modules\s*:", text, re.MULTILINE) is not None and (
-            re.search(r"^\s+(pre_trainer|post_trainer|sft_trainer)\s*:|^\s+overrides\s*:", text, re.MULTILINE)
-            is not None
-        )
+        tree = re.search(r"^modules\s*:", text, re.MULTILINE)
+        return tree is not None and re.search(r"\b(?:\w+_trainer|overrides)\s*:", text) is not None
 
     def write(self, recipe: Recipe, header: str) -> Written:
         """The experiment file of ``recipe``."""
