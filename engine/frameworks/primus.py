@@ -183,6 +183,9 @@ def _in_primus(title: str, group: Mapping[str, Any], recipe: Recipe, preset: str
     """``group`` with the few keys that Primus spells otherwise or does not have."""
     out = {key: value for key, value in group.items() if key not in _NOT_IN_PRIMUS}
     if title == "model":
+        if recipe.model.window_size is not None:
+            # YAML keeps the pair that a flag has to spell as one word.
+            out["window_size"] = [recipe.model.window_size - 1, 0]
         if preset is not None:
             # The preset's tokenizer decides the vocabulary.
             out.pop("vocab_size", None)

@@ -109,7 +109,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(recipe=recipes())
 def test_a_recipe_comes_back_as_it_was(framework: str, recipe: Recipe) -> None:
     exported = export(recipe, framework)
@@ -246,6 +246,13 @@ def test_the_overlay_is_yaml_and_names_primus_presets() -> None:
     assert overrides["expert_tensor_parallel_size"] == 1
     assert (overrides["recompute_granularity"], overrides["recompute_num_layers"]) == ("full", 1)
     assert exported.launch.endswith("slurm srun -N 4 -- train pretrain --config mixtral-8x22b.primus.yaml")
+
+
+def test_a_window_is_a_pair_in_yaml_and_a_word_on_the_command_line() -> None:
+    recipe = load_recipe({"model": "gpt-oss-120b", "cluster": "h100:2x8", "gbs": 64, "seq_len": 4096})
+    overrides = yaml.safe_load(export(recipe, "primus").text)["modules"]["pre_trainer"]["overrides"]
+    assert overrides["window_size"] == [127, 0]
+    assert "--window-size 127,0" in export(recipe, "megatron-lm").text
 
 
 @pytest.mark.parametrize(
