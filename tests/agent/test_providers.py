@@ -167,6 +167,13 @@ def test_what_is_given_is_sent(misbehaving_server: MisbehavingServer) -> None:
     assert "sk-given-key" not in repr(model)
 
 
+def test_what_the_client_refuses_is_one_line() -> None:
+    with pytest.raises(ConfigError) as caught:
+        chat_model("openai:m", api_key="sk-abcdefgh", temperature="warm", environ={})  # type: ignore[arg-type]
+    assert "temperature = 'warm'" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x/v1", "http://", "/v1"])
 def test_a_bad_address_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="must be an http") as caught:

@@ -283,6 +283,20 @@ def test_other_libraries_errors_are_understood() -> None:
 
         code = 503
 
+    def wrapped(status: int) -> Exception:
+        class ModelError(Exception):
+            """As langchain's, raised from the provider's own, which knows the status."""
+
+        inner = APIError("inner")
+        inner.code = status
+        inner.response = SimpleNamespace(headers={"retry-after": "3"})  # type: ignore[attr-defined]
+        outer = ModelError("Error calling model")
+        outer.__cause__ = inner
+        return outer
+
+    assert classify(wrapped(401)).cause == "HTTP 401, the API key was not accepted: Error calling model"
+    assert not classify(wrapped(401)).retryable
+    assert classify(wrapped(429)).retry_after_s == 3.0
     assert classify(TransportError("reset")).retryable
     assert classify(APIError("unavailable")).retryable
     assert classify(APIError("unavailable")).cause == "HTTP 503, the server failed: unavailable"
