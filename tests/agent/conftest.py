@@ -8,6 +8,22 @@ import pytest
 from servers import LocalLlm, MisbehavingServer, local_llm_files
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _alone() -> Iterator[None]:
+    """Loopback is reached directly, and nothing is reported anywhere, whatever the environment says."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("NO_PROXY", "no_proxy"):
+            patch.setenv(name, "127.0.0.1,localhost")
+        for name in (
+            "LANGSMITH_TRACING",
+            "LANGSMITH_TRACING_V2",
+            "LANGCHAIN_TRACING",
+            "LANGCHAIN_TRACING_V2",
+        ):
+            patch.delenv(name, raising=False)
+        yield
+
+
 @pytest.fixture
 def misbehaving_server() -> Iterator[MisbehavingServer]:
     """A loopback server that answers as it is told: errors, garbage, silence. See ``servers``."""
