@@ -140,7 +140,7 @@ def fit(
         return _predicted(batches, len(observations), calibration) - measured
 
     theta = prior.copy()
-    covariance = np.linalg.inv(precision)
+    covariance = np.asarray(np.linalg.inv(precision), dtype=np.float64)
     for iteration in range(iterations):
         now = residual(theta)
         jacobian = np.empty((len(now), len(theta)))
@@ -151,8 +151,8 @@ def fit(
         weight = votes * (_DEGREES + 1) / (_DEGREES + (now / _NOISE) ** 2) / _NOISE**2
         curvature = jacobian.T @ (weight[:, None] * jacobian) + precision
         gradient = jacobian.T @ (weight * now) + precision @ (theta - prior)
-        covariance = np.linalg.inv(curvature)
-        theta = _bounded(theta - covariance @ gradient, names)
+        covariance = np.asarray(np.linalg.inv(curvature), dtype=np.float64)
+        theta = _bounded(np.asarray(theta - covariance @ gradient, dtype=np.float64), names)
         if progress is not None:
             progress(iteration + 1, iterations)
     calibration = _with(start, names, theta)
