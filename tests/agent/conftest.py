@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from servers import LocalLlm, MisbehavingServer, local_llm_files
+from servers import OK, LocalLlm, MisbehavingServer, local_llm_files
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -24,12 +24,18 @@ def _alone() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def misbehaving_server() -> Iterator[MisbehavingServer]:
-    """A loopback server that answers as it is told: errors, garbage, silence. See ``servers``."""
+@pytest.fixture(scope="session")
+def _one_server() -> Iterator[MisbehavingServer]:
     server = MisbehavingServer()
     yield server
     server.close()
+
+
+@pytest.fixture
+def misbehaving_server(_one_server: MisbehavingServer) -> MisbehavingServer:
+    """A loopback server that answers as it is told: errors, garbage, silence. See ``servers``."""
+    _one_server.script(OK)
+    return _one_server
 
 
 @pytest.fixture(scope="session")
