@@ -1,1 +1,1 @@
-"""The projection engine: what a training step costs in time and memory. Knows no LLM and no agent."""
+"""The projection engine: does a training recipe fit, and how fast does it run. Knows no LLM and no agent."""
