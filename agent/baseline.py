@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,10 @@ from shardwise.agent.trial import Fields, fields_of, recipe_of, words
 from shardwise.engine import legality
 from shardwise.engine.errors import ConfigError
 from shardwise.engine.recipe import Recipe
-from shardwise.engine.space import legal_space
-from shardwise.engine.table import Table
+from shardwise.engine.recipe_io import DEFAULT_SEQ_LEN
+from shardwise.engine.table import COLUMNS, Table
 from shardwise.memory_filter import filter_table
 
-DEFAULT_SEQ_LEN = 8192
-"""Tokens, when neither request nor reference says; less where the model's context is shorter. The length that
-most published pre-training tables use (Llama 3, Mixtral, NeMo and Primus performance pages)."""
 SEQUENCES_PER_GPU = 4
 """Sequences of the default global batch per GPU: enough micro-batches to fill a pipeline, and every power of
 two up to it divides evenly. It is the published Mixtral reference's ratio (128 on 32 GPUs)."""
@@ -159,12 +156,6 @@ def _near_domain(table: Table) -> np.ndarray[Any, np.dtype[np.int64]]:
 def _stacked(pieces: list[Table]) -> Table | None:
     if not pieces:
         return None
-    from dataclasses import replace
-
-    from shardwise.engine.table import COLUMNS
-
     first = pieces[0]
     return replace(first, **{name: np.concatenate([getattr(p, name) for p in pieces]) for name in COLUMNS})
 
-
-__all__ = ["Baseline", "choose_baseline", "construct", "legal_space"]

@@ -19,7 +19,7 @@ from shardwise.traces.canonical import canonical, jsonable
 from shardwise.traces.events import EVENTS, as_data
 from shardwise.traces.redact import redact
 
-_UNCOMPARED = ("v", "seq", "t_s", "prev", "hash", "wall_s", "usage", "attempts")
+_UNCOMPARED = ("v", "seq", "t_s", "prev", "hash", "wall_s", "usage", "attempts", "model")
 _ASIDE = ("resume", "retry")
 """Topics of notes that tell of accidents, not of decisions."""
 

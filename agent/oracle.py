@@ -15,7 +15,7 @@ from pathlib import Path
 from shardwise.agent.request import TuneRequest
 from shardwise.agent.trial import Trial, fields_of
 from shardwise.engine.recipe import Recipe
-from shardwise.engine.recipes import recipe_key
+from shardwise.engine.recipe_io import recipe_key
 from shardwise.engine.results import Projection
 
 Projector = Callable[[Recipe], Projection]

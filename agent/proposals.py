@@ -11,14 +11,14 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from shardwise.agent.errors import ProposalInvalid
 from shardwise.agent.request import TuneRequest
 from shardwise.agent.state import Candidate
-from shardwise.agent.trial import changed, fields_of, recipe_of, value_of, words
+from shardwise.agent.trial import changed, fields_of, recipe_of, words
 from shardwise.engine.errors import ConfigError, unknown_name
 from shardwise.engine.recipe import Recipe
 
@@ -31,12 +31,12 @@ _LARGEST = 2**31
 
 
 def read_proposals(
-    raw: Any, incumbent: Mapping[str, Any], request: TuneRequest, *, origin: str = "llm"
+    raw: Any, incumbent: Mapping[str, Any], request: TuneRequest, *, precisions: frozenset[str]
 ) -> tuple[list[Candidate], list[str]]:
     """Candidates and problems of one answer.
 
     ``raw`` is what the LLM sent: ``{"candidates": [...]}``, a list, or one candidate. Changes are
-    relative to ``incumbent``. Never raises for bad content.
+    relative to ``incumbent``; ``precisions`` are those that may be proposed. Never raises for bad content.
     """
     items = raw.get("candidates", raw if "changes" in raw else None) if isinstance(raw, Mapping) else raw
     if isinstance(items, str):
@@ -51,7 +51,7 @@ def read_proposals(
         problems.append(f"{len(items)} candidates sent, only the first {MAX_CANDIDATES} are read")
     for number, item in enumerate(items[:MAX_CANDIDATES], start=1):
         try:
-            found.append(_candidate(item, incumbent, request, origin))
+            found.append(_candidate(item, incumbent, request, precisions))
         except ProposalInvalid as err:
             problems.append(f"candidate {number}: {err}")
     return found, problems
@@ -89,12 +89,14 @@ def apply_changes(
     return fields_of(recipe_of(request, fields))
 
 
-def _candidate(item: Any, incumbent: Mapping[str, Any], request: TuneRequest, origin: str) -> Candidate:
+def _candidate(
+    item: Any, incumbent: Mapping[str, Any], request: TuneRequest, precisions: frozenset[str]
+) -> Candidate:
     if not isinstance(item, Mapping) or not isinstance(item.get("changes"), Mapping):
         raise ProposalInvalid('must be an object with "changes": {field: value}')
     changes = {str(name): value for name, value in item["changes"].items()}
     for name, value in changes.items():
-        _check(name, value, incumbent, request)
+        _check(name, value, request, precisions)
     try:
         fields = apply_changes(incumbent, changes, request)
     except ConfigError as err:
@@ -106,7 +108,7 @@ def _candidate(item: Any, incumbent: Mapping[str, Any], request: TuneRequest, or
     return Candidate(
         fields=fields,
         changes=really,
-        origin=origin,
+        origin="llm",
         axis="",
         rationale=(rationale if isinstance(rationale, str) else "")[:MAX_RATIONALE],
         expected_gain_pct=_expected(item.get("expected_gain_pct")),
@@ -114,7 +116,7 @@ def _candidate(item: Any, incumbent: Mapping[str, Any], request: TuneRequest, or
     )
 
 
-def _check(name: str, value: Any, incumbent: Mapping[str, Any], request: TuneRequest) -> None:
+def _check(name: str, value: Any, request: TuneRequest, precisions: frozenset[str]) -> None:
     if name not in Recipe.model_fields:
         raise ProposalInvalid(str(unknown_name("field", name, Recipe.model_fields)))
     if name in _FROZEN:
@@ -125,12 +127,11 @@ def _check(name: str, value: Any, incumbent: Mapping[str, Any], request: TuneReq
         raise ProposalInvalid(f"{name} is too large")
     try:
         _type_of(name).validate_json(json.dumps(value, allow_nan=False), strict=True)
-    except (ValidationError, ValueError, TypeError) as err:
+    except (ValueError, TypeError, RecursionError) as err:
         first = err.errors(include_url=False)[0]["msg"] if isinstance(err, ValidationError) else str(err)
         raise ProposalInvalid(f"{name}={_short(value)}: {first}") from err
-    allowed = {value_of(incumbent, "precision"), *request.allow_precision}
-    if name == "precision" and value not in allowed:
-        raise ProposalInvalid(f"precision={value!r} was not allowed; allowed: {', '.join(sorted(allowed))}")
+    if name == "precision" and value not in precisions:
+        raise ProposalInvalid(f"precision={value!r} was not allowed; allowed: {', '.join(sorted(precisions))}")
 
 
 @cache
@@ -139,14 +140,8 @@ def _type_of(name: str) -> TypeAdapter[Any]:
     info = Recipe.model_fields[name]
     annotation: Any = info.annotation
     for extra in info.metadata:
-        annotation = _annotated(annotation, extra)
+        annotation = Annotated[annotation, extra]
     return TypeAdapter(annotation, config=ConfigDict(allow_inf_nan=False))
-
-
-def _annotated(annotation: Any, extra: Any) -> Any:
-    from typing import Annotated
-
-    return Annotated[annotation, extra]
 
 
 def _expected(value: Any) -> float | None:

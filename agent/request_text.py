@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardwise.engine import catalog
-from shardwise.engine.cluster import GPU
 from shardwise.engine.errors import ConfigError
 from shardwise.engine.recipe import PRECISIONS
 
@@ -92,47 +91,25 @@ class _Reading:
 
 
 def _cluster(state: _Reading) -> None:
-    def spelled(found: re.Match[str]) -> None:
-        catalog.gpu(found[1])
-        state.fields["cluster"] = found[0].strip().lower()
-
-    def nodes(found: re.Match[str]) -> None:
-        gpu = catalog.gpu(found[3])
-        state.fields["cluster"] = f"{gpu.name}:{int(found[1])}x{int(found[2])}"
-
-    def count(found: re.Match[str]) -> None:
-        gpu = catalog.gpu(found[2])
-        state.fields["cluster"] = _whole_nodes(gpu, int(found[1]))
+    def use(spelling: str) -> None:
+        state.fields["cluster"] = catalog.cluster_spec(catalog.cluster(spelling))
 
     gpu = r"([a-z]+[a-z0-9]*\d[a-z0-9]*(?:[ -]\d+ ?gb)?)"
+    times = r"\s*(?:x\s*|\*\s*)?"
     (
-        state.take(r"(?<=\s)([a-z][\w.-]*):\d+x\d+(?=[\s,.;])", spelled)
-        or state.take(rf"\bon (\d+)\s*(?:x|\*)\s*(\d+)\s*(?:x\s*)?{gpu}(?:\s*gpus?)?\b", nodes)
-        or state.take(rf"\bon (\d+) nodes?(?: of| with| x|,)?\s*(\d+)\s*(?:x\s*)?{gpu}(?:\s*gpus?)?\b", nodes)
-        or state.take(rf"\b(?:on|using|over) (\d+)\s*(?:x\s*)?{gpu}(?:\s*gpus?)?\b", count)
-        or state.take(rf"(?<=\s)(\d+)\s*(?:x\s+|\s){gpu}\s*gpus?\b", count)
-    )
-
-
-def _whole_nodes(gpu: GPU, count: int) -> str:
-    """``GPU:NODESxPER_NODE`` for ``count`` GPUs in the vendor's usual nodes.
-
-    A node holds what one scale-up fabric connects, at most 8; where the fabric spans hosts (NVL72) a
-    host holds 4. Fewer GPUs than a node are one node.
-    """
-    per_node = 4 if gpu.fabric.spans_nodes else min(gpu.fabric.domain_size, 8)
-    if count < 1:
-        raise ConfigError(f"cluster = {count} {gpu.name}: at least 1 GPU is needed", field="cluster")
-    if count <= per_node:
-        return f"{gpu.name}:1x{count}"
-    if count % per_node:
-        low = count // per_node * per_node
-        raise ConfigError(
-            f"cluster = {count} {gpu.name}: nodes have {per_node} GPUs, so the count must be a multiple; "
-            f"nearest: {low} or {low + per_node} (or spell it {gpu.name}:NODESxGPUS_PER_NODE)",
-            field="cluster",
+        state.take(r"(?<=\s)([a-z][\w.-]*:\d+(?:x\d+)?)(?=[\s,.;])", lambda m: use(m[1]))
+        or state.take(
+            rf"\bon (\d+)\s*(?:x|\*)\s*(\d+){times}{gpu}(?:\s*gpus?)?\b", lambda m: use(f"{m[3]}:{m[1]}x{m[2]}")
         )
-    return f"{gpu.name}:{count // per_node}x{per_node}"
+        or state.take(
+            rf"\bon (\d+) nodes?(?: of| with| x|,)?\s*(\d+){times}{gpu}(?:\s*gpus?)?\b",
+            lambda m: use(f"{m[3]}:{m[1]}x{m[2]}"),
+        )
+        or state.take(
+            rf"\b(?:on|using|over) (\d+){times}{gpu}(?:\s*gpus?)?\b", lambda m: use(f"{m[1]} {m[2]}")
+        )
+        or state.take(rf"(?<=\s)(\d+)(?:\s*x)?\s+{gpu}\s*gpus?\b", lambda m: use(f"{m[1]} {m[2]}"))
+    )
 
 
 def _budget(state: _Reading) -> None:

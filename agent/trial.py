@@ -10,7 +10,7 @@ from pydantic_core import PydanticUndefined
 
 from shardwise.agent.request import TuneRequest
 from shardwise.engine.recipe import Recipe
-from shardwise.engine.recipes import recipe_key
+from shardwise.engine.recipe_io import recipe_key
 
 _ALWAYS = (
     "tp", "pp", "vpp", "cp", "ep", "etp", "mbs", "gbs", "seq_len",
