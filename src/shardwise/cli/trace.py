@@ -1,0 +1,108 @@
+"""``shardwise trace``: show, verify, replay and compare the traces of tuning runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardwise.cli.groups import new_app, or_help
+from shardwise.cli.options import JsonFlag
+from shardwise.cli.output import emit_json
+
+app = new_app("Audit a tuning run: show, verify, replay and compare traces.")
+
+Trace = Annotated[str, typer.Argument(metavar="TRACE", help="A trace file, or the run folder that holds it.")]
+
+
+@app.callback(invoke_without_command=True)
+def root(ctx: typer.Context) -> None:
+    """Audit a tuning run: show, verify, replay and compare traces."""
+    or_help(ctx)
+
+
+@app.command(epilog="Example: shardwise trace show runs/mixtral")
+def show(trace: Trace, json_: JsonFlag = False) -> None:
+    """Tell the run as a story: asked, planned, proposed, rejected, scored, learned, answered."""
+    from shardwise.traces.reader import read_trace
+    from shardwise.traces.story import story
+
+    events = read_trace(locate(trace))
+    if json_:
+        emit_json([event.model_dump(mode="json") for event in events])
+        return
+    from shardwise.cli.render import console
+    from shardwise.cli.render.trace import told
+
+    console.show(told(story(events)))
+
+
+@app.command(epilog="Example: shardwise trace verify runs/mixtral --json")
+def verify(trace: Trace, json_: JsonFlag = False) -> None:
+    """Check that the trace is whole and unchanged. Exits 1 when it is not."""
+    from shardwise.traces import verify as check
+
+    found = check(locate(trace))
+    if json_:
+        document = {"intact": found.intact, "events": found.events}
+        emit_json(document if found.intact else {**document, "problem": found.problem})
+    else:
+        from shardwise.cli.render import console
+        from shardwise.cli.render.trace import verified
+
+        console.show(verified(found.intact, found.events, found.problem))
+    if not found.intact:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: shardwise trace replay runs/mixtral")
+def replay(trace: Trace, json_: JsonFlag = False) -> None:
+    """Run the search again from the trace, without network, and compare. Exits 1 at a difference."""
+    from shardwise.agent.replay import replay_run
+
+    outcome = replay_run(locate(trace))
+    difference = None if outcome.first_difference is None else str(outcome.first_difference)
+    if json_:
+        emit_json({"equal": outcome.equal, "steps": outcome.steps, "first_difference": difference})
+    else:
+        from shardwise.cli.render import console
+        from shardwise.cli.render.trace import replayed
+
+        console.show(replayed(outcome.equal, outcome.steps, difference))
+    if not outcome.equal:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: shardwise trace diff runs/monday runs/tuesday")
+def diff(trace: Trace, other: Trace, json_: JsonFlag = False) -> None:
+    """Compare two traces, clocks and run names aside. Exits 1 at a difference."""
+    from shardwise.traces import diff as compare
+
+    found = compare(locate(trace), locate(other))
+    difference = None if found is None else str(found)
+    if json_:
+        emit_json({"equal": found is None, "first_difference": difference})
+    else:
+        from shardwise.cli.render import console
+        from shardwise.cli.render.trace import compared
+
+        console.show(compared(difference))
+    if found is not None:
+        raise typer.Exit(1)
+
+
+def locate(trace: str) -> Path:
+    """The trace file that ``trace`` names: itself, or ``trace.jsonl`` of a run folder.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    from shardwise.engine.errors import ConfigError
+
+    path = Path(trace)
+    if path.is_dir():
+        path = path / "trace.jsonl"
+    if not path.is_file():
+        raise ConfigError(f"TRACE = {trace!r}: no such trace file or run folder", field="trace")
+    return path
