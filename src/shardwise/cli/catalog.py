@@ -6,14 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
-from shardwise.cli.groups import new_app, or_help
+from shardwise.cli.groups import add, new_app, or_help
 from shardwise.cli.options import JsonFlag
 from shardwise.cli.output import emit_json
 
-app = new_app("The models, GPUs and clusters that are known, with their sources.")
+app = new_app("Known models, GPUs and clusters, with sources.")
 
 Name = Annotated[
-    str | None, typer.Argument(metavar="[NAME]", help="Only this one, with every field.", show_default=False)
+    str | None, typer.Argument(metavar="NAME", help="Only this one, with every field.", show_default=False)
 ]
 
 
@@ -23,7 +23,6 @@ def root(ctx: typer.Context) -> None:
     or_help(ctx)
 
 
-@app.command(epilog="Example: shardwise catalog models mixtral-8x22b")
 def models(name: Name = None, json_: JsonFlag = False) -> None:
     """List the models, or show one with every field."""
     from shardwise.engine import catalog
@@ -39,7 +38,6 @@ def models(name: Name = None, json_: JsonFlag = False) -> None:
     show(render.one(documents[0]) if name else render.models(documents))
 
 
-@app.command(epilog="Example: shardwise catalog gpus mi355x --json")
 def gpus(name: Name = None, json_: JsonFlag = False) -> None:
     """List the GPUs, or show one with every figure and its source."""
     from shardwise.engine import catalog
@@ -55,7 +53,6 @@ def gpus(name: Name = None, json_: JsonFlag = False) -> None:
     show(render.one(documents[0]) if name else render.gpus(documents))
 
 
-@app.command(epilog="Example: shardwise catalog clusters")
 def clusters(json_: JsonFlag = False) -> None:
     """List the named node designs, usable as NAME:NODES."""
     from shardwise.engine import catalog
@@ -73,3 +70,8 @@ def clusters(json_: JsonFlag = False) -> None:
 def _cluster(name: str, value: Any) -> dict[str, Any]:
     data = value.model_dump(mode="json") if hasattr(value, "model_dump") else dict(value)
     return {"name": name, **data}
+
+
+add(app, models, example="shardwise catalog models mixtral-8x22b")
+add(app, gpus, example="shardwise catalog gpus mi355x --json")
+add(app, clusters, example="shardwise catalog clusters")

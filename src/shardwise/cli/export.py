@@ -7,18 +7,20 @@ from typing import Annotated
 
 import typer
 
+from shardwise.cli.groups import add
 from shardwise.cli.options import Given, JsonFlag, recipe_options
 from shardwise.cli.output import emit_json, emit_text
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
-    app.command(epilog="Example: shardwise export best.yaml --to megatron-lm --out train.sh")(
-        recipe_options()(export)
+    add(
+        app,
+        recipe_options()(export),
+        example="shardwise export best.yaml --to megatron-lm --out train.sh",
     )
-    app.command("import", epilog="Example: shardwise import train.sh --cluster mi355x:4x8 > recipe.yaml")(
-        import_
-    )
+    example = "shardwise import train.sh --cluster mi355x:4x8 > recipe.yaml"
+    add(app, import_, name="import", example=example)
 
 
 def export(
@@ -31,7 +33,7 @@ def export(
     ] = None,
     json_: JsonFlag = False,
 ) -> None:
-    """Write one recipe as a training framework's own configuration.
+    """Write a recipe as a framework's configuration.
 
     Exits 1, and writes nothing, when the recipe is illegal.
     """
@@ -88,7 +90,10 @@ def import_(
     ] = None,
     json_: JsonFlag = False,
 ) -> None:
-    """Read a training framework's own configuration as a recipe (YAML on stdout)."""
+    """Read a framework's configuration as a recipe.
+
+    Prints YAML that every command takes as RECIPE; what it could not carry over goes to stderr.
+    """
     from shardwise.cli.inputs import import_source, recipe_yaml
     from shardwise.cli.render.console import note
 

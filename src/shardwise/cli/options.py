@@ -74,7 +74,7 @@ def _option(field: FieldOption) -> inspect.Parameter:
 def _source(argument: bool) -> inspect.Parameter:
     text = "YAML or JSON file, - for stdin, or a framework's own configuration."
     if argument:
-        info = typer.Argument(metavar="[RECIPE]", help=text, show_default=False)
+        info = typer.Argument(metavar="RECIPE", help=text, show_default=False)
     else:
         info = typer.Option("--recipe", metavar="FILE", help=text, show_default=False)
     return _parameter("recipe_source", Annotated[str | None, info])

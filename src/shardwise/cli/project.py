@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from shardwise.cli.groups import add
 from shardwise.cli.options import Given, JsonFlag, recipe_options
 from shardwise.cli.output import emit_json
 
@@ -13,13 +14,13 @@ _MIXTRAL = "--model mixtral-8x22b --cluster mi355x:4x8 --pp 4 --ep 8 --mbs 2 --g
 def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
     for command in (project, memory, legal):
-        app.command(epilog=f"Example: shardwise {command.__name__} {_MIXTRAL}")(recipe_options()(command))
+        add(app, recipe_options()(command), example=f"shardwise {command.__name__} {_MIXTRAL}")
 
 
 def project(given: Given, json_: JsonFlag = False) -> None:
-    """Project one recipe: step time, throughput, memory, and where the time goes.
+    """Project one recipe: time, throughput, memory.
 
-    Exits 1 when the recipe is illegal or does not fit.
+    Shows where a step's time and each stage's memory go. Exits 1 when the recipe is illegal or does not fit.
     """
     from shardwise.cli.inputs import read
     from shardwise.engine import projection as engine
@@ -40,7 +41,7 @@ def project(given: Given, json_: JsonFlag = False) -> None:
 
 
 def memory(given: Given, json_: JsonFlag = False) -> None:
-    """Does one recipe fit? Peak memory per pipeline stage, itemised.
+    """Does one recipe fit? Memory per stage and item.
 
     Exits 1 when the recipe is illegal or does not fit.
     """
@@ -71,9 +72,9 @@ def memory(given: Given, json_: JsonFlag = False) -> None:
 
 
 def legal(given: Given, json_: JsonFlag = False) -> None:
-    """Which rules does one recipe break, who demands them, and what is the nearest legal value?
+    """Which rules does one recipe break?
 
-    Exits 1 when the recipe is illegal.
+    Says who demands each and what the nearest legal value is. Exits 1 when the recipe is illegal.
     """
     from shardwise.cli.inputs import read
     from shardwise.engine import legality

@@ -6,15 +6,15 @@ from typing import Annotated
 
 import typer
 
+from shardwise.cli.groups import add
 from shardwise.cli.options import Given, JsonFlag, recipe_options
 from shardwise.cli.output import emit_json
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
-    app.command(
-        epilog="Example: shardwise sweep --model mixtral-8x22b --cluster mi355x:4x8 --gbs 128 --seq-len 8192"
-    )(recipe_options()(sweep))
+    example = "shardwise sweep --model mixtral-8x22b --cluster mi355x:4x8 --gbs 128 --seq-len 8192"
+    add(app, recipe_options()(sweep), example=example)
 
 
 def sweep(
@@ -31,7 +31,10 @@ def sweep(
     top: Annotated[int, typer.Option("--top", metavar="N", help="How many of the best to show.")] = 10,
     json_: JsonFlag = False,
 ) -> None:
-    """Score the whole legal space, best first; every recipe field given here stays fixed."""
+    """Score the whole legal space, best first.
+
+    Every recipe field that is given, as an option or with --fix, stays fixed.
+    """
     from shardwise.cli.inputs import assignments, merged, read
     from shardwise.cli.render.progress import stepper
     from shardwise.engine import sweep as engine

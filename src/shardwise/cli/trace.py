@@ -7,24 +7,23 @@ from typing import Annotated
 
 import typer
 
-from shardwise.cli.groups import new_app, or_help
+from shardwise.cli.groups import add, new_app, or_help
 from shardwise.cli.options import JsonFlag
 from shardwise.cli.output import emit_json
 
-app = new_app("Audit a tuning run: show, verify, replay and compare traces.")
+app = new_app("Show, verify, replay and compare traces.")
 
 Trace = Annotated[str, typer.Argument(metavar="TRACE", help="A trace file, or the run folder that holds it.")]
 
 
 @app.callback(invoke_without_command=True)
 def root(ctx: typer.Context) -> None:
-    """Audit a tuning run: show, verify, replay and compare traces."""
+    """Show, verify, replay and compare the traces of tuning runs."""
     or_help(ctx)
 
 
-@app.command(epilog="Example: shardwise trace show runs/mixtral")
 def show(trace: Trace, json_: JsonFlag = False) -> None:
-    """Tell the run as a story: asked, planned, proposed, rejected, scored, learned, answered."""
+    """Tell a run as a story, step by step."""
     from shardwise.traces.reader import read_trace
     from shardwise.traces.story import story
 
@@ -38,9 +37,11 @@ def show(trace: Trace, json_: JsonFlag = False) -> None:
     console.show(told(story(events)))
 
 
-@app.command(epilog="Example: shardwise trace verify runs/mixtral --json")
 def verify(trace: Trace, json_: JsonFlag = False) -> None:
-    """Check that the trace is whole and unchanged. Exits 1 when it is not."""
+    """Check that a trace is whole and unchanged.
+
+    Exits 1 when it is not.
+    """
     from shardwise.traces import verify as check
 
     found = check(locate(trace))
@@ -56,9 +57,11 @@ def verify(trace: Trace, json_: JsonFlag = False) -> None:
         raise typer.Exit(1)
 
 
-@app.command(epilog="Example: shardwise trace replay runs/mixtral")
 def replay(trace: Trace, json_: JsonFlag = False) -> None:
-    """Run the search again from the trace, without network, and compare. Exits 1 at a difference."""
+    """Run the search again from its trace and compare.
+
+    Needs no network and no key. Exits 1 at a difference.
+    """
     from shardwise.agent.replay import replay_run
 
     outcome = replay_run(locate(trace))
@@ -74,9 +77,11 @@ def replay(trace: Trace, json_: JsonFlag = False) -> None:
         raise typer.Exit(1)
 
 
-@app.command(epilog="Example: shardwise trace diff runs/monday runs/tuesday")
 def diff(trace: Trace, other: Trace, json_: JsonFlag = False) -> None:
-    """Compare two traces, clocks and run names aside. Exits 1 at a difference."""
+    """Compare two traces, clocks and run names aside.
+
+    Exits 1 at a difference.
+    """
     from shardwise.traces import diff as compare
 
     found = compare(locate(trace), locate(other))
@@ -106,3 +111,9 @@ def locate(trace: str) -> Path:
     if not path.is_file():
         raise ConfigError(f"TRACE = {trace!r}: no such trace file or run folder", field="trace")
     return path
+
+
+add(app, show, example="shardwise trace show runs/mixtral")
+add(app, verify, example="shardwise trace verify runs/mixtral --json")
+add(app, replay, example="shardwise trace replay runs/mixtral")
+add(app, diff, example="shardwise trace diff runs/monday runs/tuesday")

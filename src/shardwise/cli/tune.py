@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shardwise.cli.groups import add
 from shardwise.cli.options import Given, JsonFlag, recipe_options
 from shardwise.cli.output import emit_json
 
@@ -19,16 +20,15 @@ _NOT_FIXED = ("model", "cluster", "gbs", "seq_len")
 
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
-    app.command(epilog='Example: shardwise tune "tune Mixtral 8x22B on 32 MI355X" --fix tp=1 --out runs/mixtral')(
-        recipe_options(argument=False)(tune)
-    )
+    example = 'shardwise tune "tune Mixtral 8x22B on 32 MI355X" --fix tp=1 --out runs/mixtral'
+    add(app, recipe_options(argument=False)(tune), example=example)
 
 
 def tune(
     given: Given,
     request: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[REQUEST]", help="In words: tune MODEL on N GPU, batch 128, tp 1, fp8 ..."),
+        typer.Argument(metavar="REQUEST", help="In words: tune MODEL on N GPU, batch 128, tp 1, fp8 ..."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="RUN_DIR", help="Run folder.", show_default=False)
@@ -79,7 +79,7 @@ def tune(
     ] = None,
     json_: JsonFlag = False,
 ) -> None:
-    """Search for the fastest recipe: plan, filter by memory, project, reflect, propose.
+    """Search for the fastest recipe: the main job.
 
     REQUEST says what in plain words; every option wins over the words. Recipe fields given as options
     stay fixed; --recipe FILE is the recipe to start from and to compare with.

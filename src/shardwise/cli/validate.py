@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
+from shardwise.cli.groups import add
 from shardwise.cli.options import JsonFlag
 from shardwise.cli.output import emit_json
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
-    app.command(epilog="Example: shardwise validate cases/nvidia.jsonl cases/amd.jsonl")(validate)
+    add(app, validate, example="shardwise validate cases/nvidia.jsonl cases/amd.jsonl")
 
 
 def validate(
@@ -22,7 +23,10 @@ def validate(
     worst: Annotated[int, typer.Option("--worst", metavar="N", help="How many of the worst to show.")] = 8,
     json_: JsonFlag = False,
 ) -> None:
-    """Score the engine against measured cases; no case is dropped in silence."""
+    """Score the engine against measured cases.
+
+    No case is dropped in silence: one that cannot be scored has a status and a reason.
+    """
     from shardwise.cli.render.progress import stepper
     from shardwise.engine import validation
 
