@@ -1,0 +1,146 @@
+"""Bytes that one layer saves for its backward pass, per micro-batch, itemised by what saves them.
+
+The items are those of a Megatron-Core layer with Transformer Engine linears (Korthikanti et al.,
+"Reducing Activation Recomputation", arXiv:2205.05198, section 4, without dropout) under flash
+attention. Each item belongs to at most one module of selective recomputation, which drops it.
+Tensors of the residual stream are sharded over tp only with sequence parallelism (``local_tokens``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwise.engine.flops import head_dims
+from shardwise.engine.lowering import LayerKind, Lowered
+from shardwise.engine.recipe import PRECISIONS
+from shardwise.engine.table import Floats
+
+_HALF = 2.0
+"""Bytes of a BF16 or FP16 element."""
+
+_SAVED_INPUT_BYTES: dict[str, float] = {
+    "bf16": 2.0, "fp16": 2.0, "fp8-delayed": 1.0, "fp8-tensorwise": 1.0, "fp8-blockwise": 1.03125,
+    "mxfp8": 1.03125, "nvfp4": 0.5625,
+}
+"""Bytes per element of a linear's input kept for its weight gradient: the quantised copy, its scales
+included (blocks of 128 with FP32, of 32 with E8M0, of 16 with E4M3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """One saved tensor (or a few of one kind)."""
+
+    name: str
+    bytes: Floats
+    """(n,) per layer and micro-batch."""
+    dropped_by: str | None
+    """The module of selective recomputation that drops it; None = kept unless ``full``."""
+
+
+def saved_tensors(low: Lowered, kind: LayerKind) -> list[Saved]:
+    """What one layer of ``kind`` saves without recomputation."""
+    return [*_attention(low), *(_moe(low) if kind.moe else _mlp(low))]
+
+
+def saved_input_bytes(low: Lowered) -> Floats:
+    """Bytes per element of a saved linear input, by the row's precision (n,)."""
+    return np.asarray([_SAVED_INPUT_BYTES[word] for word in PRECISIONS])[low.table.precision]
+
+
+def layer_saved(low: Lowered, kind: LayerKind) -> tuple[Floats, Floats]:
+    """Bytes (everything saved, what stays under the row's selective recomputation), each (n,)."""
+    everything = np.zeros(len(low.table))
+    kept = np.zeros(len(low.table))
+    for item in saved_tensors(low, kind):
+        everything = everything + item.bytes
+        if item.dropped_by is None:
+            kept = kept + item.bytes
+        else:
+            kept = kept + np.where(low.table.recompute_module(item.dropped_by), 0.0, item.bytes)
+    return everything, kept
+
+
+def residual_bytes(low: Lowered) -> Floats:
+    """One layer's input on the residual stream: what full recomputation keeps (n,)."""
+    return np.asarray(low.local_tokens * low.table.model.hidden_size * _HALF)
+
+
+def _attention(low: Lowered) -> list[Saved]:
+    model, table, t, ts = low.table.model, low.table, low.tokens, low.local_tokens
+    linear = saved_input_bytes(low)
+    h = model.hidden_size
+    qk, v = head_dims(model)
+    query, out = low.heads * qk * t, low.heads * v * t
+    unfused = table.is_word("attention_backend", "unfused")
+    items = [
+        Saved("input_layernorm input", residual_bytes(low), None),
+        Saved("qkv input", linear * h * ts, "layernorm"),
+    ]
+    if model.multi_latent_attention:
+        assert model.kv_lora_rank and model.qk_pos_emb_head_dim
+        latent = (model.q_lora_rank or 0) + model.kv_lora_rank
+        # Latents before their norms and, as inputs of the up projections, after them.
+        items += [
+            Saved("latents", (_HALF + linear) * latent * ts + _HALF * model.qk_pos_emb_head_dim * ts, None),
+            Saved("query, key, value", _HALF * (2 * query + out), "mla_up_proj"),
+        ]
+    else:
+        items.append(Saved("query, key, value", _HALF * (query + low.kv_heads * (qk + v) * t), None))
+        if model.qk_layernorm:
+            # The norms keep their inputs; attention keeps their outputs.
+            items.append(Saved("qk norm inputs", _HALF * (query + low.kv_heads * qk * t), None))
+    # Softmax statistics of flash attention (FP32), or scores and probabilities: 5 a s^2 b of the paper's eq. 1.
+    keys = table.seq_len
+    items += [
+        Saved("attention softmax", np.where(unfused, 5.0 * low.heads * t * keys, 4.0 * low.heads * t), "core_attn"),
+        Saved("attention output", _HALF * out, None),
+        # In a quantised linear the projection keeps its own copy.
+        Saved("projection input", np.where(linear < _HALF, linear * out, 0.0), None),
+        Saved("pre_mlp_layernorm input", residual_bytes(low), None),
+    ]
+    return items
+
+
+def _mlp(low: Lowered) -> list[Saved]:
+    model = low.table.model
+    return [
+        Saved("fc1 input", saved_input_bytes(low) * model.hidden_size * low.local_tokens, "layernorm"),
+        *_expert_mlp(low, low.tokens, model.ffn_hidden_size / low.table.tp, "mlp", None, "mlp"),
+    ]
+
+
+def _moe(low: Lowered) -> list[Saved]:
+    model, table, ts, rows = low.table.model, low.table, low.local_tokens, low.routed_tokens
+    assert model.num_experts is not None and model.moe_ffn_hidden_size is not None
+    h = model.hidden_size
+    items = [
+        # The router and the dispatcher read the norm's output; it stays in 16 bits.
+        Saved("router input", _HALF * h * ts, "layernorm"),
+        # Router logits, scores and the probability map in FP32.
+        Saved("router", 12.0 * model.num_experts * ts, "moe"),
+        Saved("dispatched tokens", saved_input_bytes(low) * h * rows, "moe"),
+        *_expert_mlp(low, rows, model.moe_ffn_hidden_size / table.etp, "expert", "moe_act", "moe"),
+    ]
+    if model.moe_shared_expert_intermediate_size:
+        width = model.moe_shared_expert_intermediate_size / table.tp
+        items += _expert_mlp(low, low.tokens, width, "shared expert", None, "shared_experts")
+    return items
+
+
+def _expert_mlp(
+    low: Lowered, rows: Floats, width: Floats, name: str, act_module: str | None, module: str
+) -> list[Saved]:
+    into = 2.0 if low.table.model.gated_linear_unit else 1.0
+    activation = saved_input_bytes(low) * width * rows
+    items = [Saved(f"{name} fc1 output", _HALF * into * width * rows, module)]
+    if act_module is None:
+        return [*items, Saved(f"{name} activation", activation, module)]
+    # Either module drops the activation's output: split it so that each is counted once.
+    by_act = low.table.recompute_module(act_module)
+    return [
+        *items,
+        Saved(f"{name} activation", np.where(by_act, 0.0, activation), module),
+        Saved(f"{name} activation, recomputed alone", np.where(by_act, activation, 0.0), act_module),
+    ]

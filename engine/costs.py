@@ -1,0 +1,241 @@
+"""What operators cost: simulated seconds of one layer, forward and backward, by bucket.
+
+The only place where an operator meets a cost source. Simulated costs come from
+:mod:`~shardwise.engine.kernels` and :mod:`~shardwise.engine.collectives`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shardwise.engine.activations import saved_input_bytes
+from shardwise.engine.collectives import Group, Network, place
+from shardwise.engine.efficiency import Efficiency, efficiency, matrix_rate
+from shardwise.engine.kernels import attention_seconds, gemm_seconds, streaming_seconds
+from shardwise.engine.lowering import LayerKind, Lowered
+from shardwise.engine.recipe import PRECISIONS
+from shardwise.engine.table import Bools, Floats, Table
+from shardwise.engine.workload import Attention, Collective, Gemm, Operator, Stream, layer_operators
+
+Times = dict[str, Floats]
+"""Bucket -> seconds (n,)."""
+
+_ATTENTION_BACKWARD_FLOPS = 2.5
+"""Five products against two forward (FlashAttention-2, arXiv:2307.08691, section 3.2)."""
+
+
+@dataclass(slots=True)
+class Cost:
+    """Seconds of some operators, per micro-batch: by bucket and pass, and what running them again costs."""
+
+    forward: Times = field(default_factory=dict)
+    backward: Times = field(default_factory=dict)
+    recompute: Floats | float = 0.0
+    """Forward seconds run again in the backward pass under the row's selective recomputation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pricing:
+    """Everything that turns an operator into seconds, for one lowered table."""
+
+    low: Lowered
+    eff: Efficiency
+    network: Network
+    rate: Floats
+    """Sustained matrix FLOP/s of each row's precision (n,)."""
+    half_rate: float
+    """The same in 16 bits."""
+    hbm: float
+    groups: dict[str, Group]
+
+    @classmethod
+    def of(cls, low: Lowered) -> Pricing:
+        """The cost model of ``low``'s cluster."""
+        table, gpu = low.table, low.table.cluster.gpu
+        eff = efficiency(gpu)
+        return cls(
+            low=low,
+            eff=eff,
+            network=Network(table.cluster, eff),
+            rate=matrix_rate(gpu, table.precision),
+            half_rate=gpu.peak_flops.get("bf16", gpu.peak_flops.get("fp16", 0.0)) * eff.gemm_16bit,
+            hbm=gpu.hbm_bandwidth_bytes_per_s * eff.hbm,
+            groups=_groups(table),
+        )
+
+    def price(self, operators: Iterable[Operator]) -> Cost:
+        """Sum the operators' seconds."""
+        cost = Cost()
+        n = len(self.low.table)
+        attention_compute = np.zeros(n), np.zeros(n)
+        for operator in operators:
+            forward, backward = self._seconds(operator, attention_compute)
+            if isinstance(operator, Attention):
+                attention_compute = forward, backward
+            _add(cost.forward, operator.bucket, forward)
+            _add(cost.backward, operator.bucket, backward)
+            again = self._again(operator.modules)
+            if again is not None:
+                cost.recompute = cost.recompute + np.where(again, forward, 0.0)
+        return cost
+
+    def _again(self, modules: tuple[str, ...]) -> Bools | None:
+        table = self.low.table
+        marks = [table.recompute_module(module) for module in modules]
+        return np.logical_or.reduce(marks) if marks else None
+
+    def _seconds(self, op: Operator, attention: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
+        if isinstance(op, Gemm):
+            return self._gemm(op)
+        if isinstance(op, Attention):
+            return self._attention(op)
+        if isinstance(op, Stream):
+            share = self.eff.permute / self.eff.hbm if op.permute else 1.0
+            bandwidth = self.hbm * share
+            launch = self.eff.kernel_launch_s
+            return (
+                streaming_seconds(op.forward_bytes, bandwidth=bandwidth, launch_s=launch, kernels=op.kernels),
+                streaming_seconds(op.backward_bytes, bandwidth=bandwidth, launch_s=launch, kernels=op.kernels),
+            )
+        return self._collective(op)
+
+    def _gemm(self, op: Gemm) -> tuple[Floats, Floats]:
+        cluster, eff = self.low.table.cluster, self.eff
+        rate = self.rate if op.quantised else np.full_like(self.rate, self.half_rate)
+        if op.grouped:
+            rate = rate * eff.grouped_gemm
+        size = saved_input_bytes(self.low) if op.quantised else np.full_like(self.rate, 2.0)
+        common = {
+            "rate": rate, "bandwidth": self.hbm, "compute_units": cluster.gpu.compute_units,
+            "launch_s": eff.kernel_launch_s, "groups": op.groups, "element_bytes": size,
+        }
+        forward = gemm_seconds(op.m, op.n, op.k, **common)
+        dgrad = gemm_seconds(op.m, op.k, op.n, **common)
+        wgrad = gemm_seconds(op.k, op.n, op.m, **common)
+        # Quantising reads 16 bits and writes both layouts; weights are cast once per step, not counted.
+        cast = np.where(size < 2.0, (2.0 + 2 * size) / self.hbm, 0.0)
+        groups = np.asarray(op.groups)
+        return forward + cast * groups * op.m * op.k, dgrad + wgrad + cast * groups * op.m * op.n
+
+    def _attention(self, op: Attention) -> tuple[Floats, Floats]:
+        eff, gpu, table = self.eff, self.low.table.cluster.gpu, self.low.table
+        peak = gpu.peak_flops.get("bf16", gpu.peak_flops.get("fp16", 0.0))
+        unfused = table.is_word("attention_backend", "unfused")
+        slow = np.where(unfused, eff.unfused_attention, 1.0)
+        scores = np.where(unfused, op.unfused_bytes, 0.0) / self.hbm
+        common = {"head_dim": op.head_dim, "bandwidth": self.hbm, "launch_s": eff.kernel_launch_s}
+        # The unfused path cannot skip the masked half.
+        flops = op.flops * np.where(unfused, 2.0, 1.0)
+        forward = attention_seconds(
+            flops, rate=peak * eff.attention_forward * slow, bytes_moved=op.bytes, **common
+        )
+        factor = np.where(unfused, 2.0, _ATTENTION_BACKWARD_FLOPS)
+        backward = attention_seconds(
+            factor * flops, rate=peak * eff.attention_backward * slow, bytes_moved=2.5 * op.bytes, **common
+        )
+        return forward + scores, backward + 2 * scores
+
+    def _collective(self, op: Collective) -> tuple[Floats, Floats]:
+        zeros = np.zeros(len(self.low.table))
+        active = np.asarray(op.active)
+        if not active.any():
+            return zeros, zeros
+        once = self._once(op)
+        if np.isinf(op.backward_times):
+            forward, backward = zeros, once
+        else:
+            forward, backward = once, op.backward_times * once
+        return np.where(active, forward, 0.0), np.where(active, backward, 0.0)
+
+    def _once(self, op: Collective) -> Floats:
+        group, network, table = self.groups[op.group], self.network, self.low.table
+        if op.op == "all_gather":
+            return network.all_gather(op.bytes, group)
+        if op.op == "reduce_scatter":
+            return network.reduce_scatter(op.bytes, group)
+        if op.op == "all_reduce":
+            return network.all_reduce(op.bytes, group)
+        if op.op == "all_to_all":
+            fused = table.is_word("moe_token_dispatcher", "deepep", "hybridep") & (op.group == "ep")
+            once = np.where(fused, _distinct_share(group, table.model.moe_router_topk), 1.0)
+            return network.all_to_all(op.bytes, group, tokens_once_per_domain=once, fused=fused)
+        # A ring passes its tensor on size - 1 times; the slowest hop sets the pace.
+        hop = network.point_to_point(op.bytes, group.domains > 1)
+        return np.asarray((group.size - 1) * hop)
+
+
+def _groups(table: Table) -> dict[str, Group]:
+    """Process groups in Megatron-Core's default rank order tp-cp-ep-dp-pp."""
+    cluster, one = table.cluster, np.ones_like(table.tp)
+    return {
+        "tp": place(cluster, table.tp, one),
+        "cp": place(cluster, table.cp, table.tp),
+        "etp": place(cluster, table.etp, one),
+        "ep": place(cluster, table.ep, table.etp),
+    }
+
+
+def _distinct_share(group: Group, topk: int) -> Floats:
+    """Copies of a token that leave its domain when each domain gets it once, over one copy per expert."""
+    domains = np.maximum(group.domains, 1.0)
+    once = (domains - 1) * (1 - (1 - 1 / domains) ** topk)
+    each = topk * (domains - 1) / domains
+    return np.where(domains > 1, once / np.maximum(each, 1e-12), 1.0)
+
+
+def _add(times: Times, bucket: str, seconds: Floats) -> None:
+    times[bucket] = times[bucket] + seconds if bucket in times else seconds
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """One layer of a kind, overlap and host time applied; seconds per micro-batch (n,)."""
+
+    forward: Times
+    backward: Times
+    recompute: Floats
+    """Extra backward seconds of recomputation, when the layer is recomputed in the recipe's way."""
+    full_recompute: Floats
+    """Its whole forward again."""
+
+
+def layer_cost(pricing: Pricing, kind: LayerKind) -> LayerCost:
+    """Seconds of one layer of ``kind``."""
+    cost = pricing.price(layer_operators(pricing.low, kind))
+    table, eff = pricing.low.table, pricing.eff
+    _overlap(pricing, cost)
+    host = eff.host_moe_layer_s if kind.moe else eff.host_dense_layer_s
+    host_s = np.where(table.cuda_graphs, eff.cuda_graph_host, 1.0) * host
+    for times in (cost.forward, cost.backward):
+        busy = np.sum(list(times.values()), axis=0)
+        _add(times, "other", np.maximum(host_s - busy, 0.0))
+    whole = np.asarray(np.sum(list(cost.forward.values()), axis=0))
+    return LayerCost(cost.forward, cost.backward, np.asarray(cost.recompute + np.zeros(len(table))), whole)
+
+
+def _overlap(pricing: Pricing, cost: Cost) -> None:
+    """What communication hides behind compute inside a layer, less what sharing the device costs."""
+    table, eff = pricing.low.table, pricing.eff
+    tp_hidden = np.where(table.tp_comm_overlap, eff.tp_overlap, 0.0)
+    ep_hidden = np.where(table.overlap_moe_expert_parallel_comm, eff.ep_overlap, 0.0)
+    ring = table.is_word("cp_comm_type", "p2p")
+    for times, default in ((cost.forward, 0.0), (cost.backward, eff.backward_tp_overlap)):
+        compute = times.get("attention", 0.0) + times.get("mlp", 0.0) + times.get("moe", 0.0)
+        _hide(times, "tp_comm", np.maximum(tp_hidden, default), compute, eff)
+        _hide(times, "ep_comm", ep_hidden, compute, eff)
+        _hide(times, "cp_comm", np.where(ring, 1.0, 0.0), eff.cp_overlap * np.asarray(times["attention"]), eff)
+
+
+def _hide(times: Times, bucket: str, share: Floats, window: Floats, eff: Efficiency) -> None:
+    if bucket not in times:
+        return
+    hidden = np.minimum(share * times[bucket], window)
+    times[bucket] = times[bucket] - hidden * (1 - eff.overlap_slowdown)
+
+
+def precision_word(table: Table, row: int) -> str:
+    """The row's precision as a word."""
+    return PRECISIONS[int(table.precision[row])]

@@ -1,0 +1,150 @@
+"""What hardware delivers of what its data sheet promises: few, physical, named parameters.
+
+The values live in ``calibration.yaml`` beside their origin. They are keyed by architecture, with
+overrides for single GPUs where a power limit or a memory type sets them apart; there is no parameter
+per model and none per case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import yaml
+
+from shardwise.engine.cluster import GPU
+from shardwise.engine.errors import UnsupportedError
+from shardwise.engine.recipe import PRECISIONS
+from shardwise.engine.table import Floats, Ints
+
+MATRIX_FORMAT: dict[str, str] = {
+    "bf16": "bf16",
+    "fp16": "fp16",
+    "fp8-delayed": "fp8",
+    "fp8-tensorwise": "fp8",
+    "fp8-blockwise": "fp8",
+    "mxfp8": "mxfp8",
+    "nvfp4": "fp4",
+}
+"""Recipe precision -> the format its large GEMMs run in (a key of ``GPU.peak_flops``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Achievable over peak, and fixed costs. Fractions are of the data sheet's dense peak."""
+
+    gemm_16bit: float
+    """Large BF16/FP16 GEMM inside a training step (clocks under load included)."""
+    gemm_fp8: float
+    """Large FP8/MXFP8 GEMM, casts counted apart."""
+    gemm_fp4: float
+    grouped_gemm: float
+    """Grouped GEMM over a plain GEMM of the same total shape."""
+    attention_forward: float
+    """Fused attention forward, head dimension 128, of the 16-bit peak."""
+    attention_backward: float
+    unfused_attention: float
+    """Unfused attention's matrix work over the fused one's rate."""
+    hbm: float
+    """Element-wise kernels, of HBM bandwidth."""
+    permute: float
+    """Token permutation (gather/scatter rows), of HBM bandwidth."""
+    optimizer: float
+    """Fused Adam, of HBM bandwidth."""
+    fabric: float
+    """Ring collectives over the scale-up fabric."""
+    nic: float
+    """Collectives between nodes, of the NIC."""
+    all_to_all: float
+    """All-to-all over what a ring reaches on the same link."""
+    deepep: float
+    """DeepEP / HybridEP dispatch over what a ring reaches."""
+    collective_launch_s: float
+    """Fixed cost of one collective call."""
+    kernel_launch_s: float
+    """Least time of one kernel, launch gap included."""
+    host_dense_layer_s: float
+    """Host time to enqueue one dense layer's forward; backward takes as long again."""
+    host_moe_layer_s: float
+    """The same for a MoE layer, its device synchronisations included."""
+    cuda_graph_host: float
+    """Share of the host time that is left under CUDA graphs."""
+    tp_overlap: float
+    """Share of TP communication hidden by ``tp_comm_overlap``."""
+    backward_tp_overlap: float
+    """Share of backward TP communication hidden behind weight-gradient GEMMs by default."""
+    dp_overlap: float
+    """Share of the backward (forward) window usable to hide gradient (parameter) communication."""
+    fsdp_overlap: float
+    """Share of a layer's compute usable to hide FSDP's gathers and scatters."""
+    cp_overlap: float
+    """Share of attention compute usable to hide the context-parallel ring."""
+    ep_overlap: float
+    """Share of the expert all-to-all hidden by ``overlap_moe_expert_parallel_comm``."""
+    overlap_slowdown: float
+    """Time that hidden communication still costs the compute beside it, per second hidden."""
+    step_overhead_s: float
+    """Fixed time per step: gradient norm, scheduler, logging, data."""
+    straggler: float
+    """Growth of step time per doubling of the node count beyond one node."""
+
+
+_NAMES = {f.name for f in fields(Efficiency)}
+
+
+@lru_cache(maxsize=1)
+def _document() -> dict[str, Any]:
+    text = files("shardwise.engine").joinpath("calibration.yaml").read_text(encoding="utf-8")
+    document = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    assert isinstance(document, dict)
+    return document
+
+
+def efficiency(gpu: GPU) -> Efficiency:
+    """The parameters in force for ``gpu``: defaults, then its vendor's, architecture's and its own."""
+    return _lookup(gpu.vendor, gpu.architecture, gpu.name)
+
+
+@lru_cache(maxsize=64)
+def _lookup(vendor: str, architecture: str, name: str) -> Efficiency:
+    document = _document()
+    merged = dict(document["default"])
+    for layer in (vendor, architecture, name):
+        merged.update(document["overrides"].get(layer, {}))
+    unknown = merged.keys() - _NAMES
+    assert not unknown, f"calibration.yaml: unknown parameters {sorted(unknown)}"
+    return Efficiency(**merged)
+
+
+@lru_cache(maxsize=1)
+def residual_quantiles() -> dict[str, tuple[float, float]]:
+    """For ``dense`` and ``moe``: 10% and 90% quantiles of measured over projected throughput."""
+    return {key: (float(low), float(high)) for key, (low, high) in _document()["residuals"].items()}
+
+
+def matrix_rate(gpu: GPU, precision: Ints) -> Floats:
+    """Sustained FLOP/s of large GEMMs for each row's precision code; UnsupportedError if none."""
+    eff = efficiency(gpu)
+    share = {"fp8": eff.gemm_fp8, "mxfp8": eff.gemm_fp8, "fp4": eff.gemm_fp4}
+    rates = np.zeros(len(PRECISIONS))
+    for code in np.unique(precision):
+        word = PRECISIONS[code]
+        form = MATRIX_FORMAT[word]
+        rates[code] = matrix_peak(gpu, word) * share.get(form, eff.gemm_16bit)
+    return np.asarray(rates[precision])
+
+
+def matrix_peak(gpu: GPU, precision: str) -> float:
+    """Dense peak FLOP/s of the format that ``precision`` computes in."""
+    form = MATRIX_FORMAT[precision]
+    peaks = gpu.peak_flops
+    if form not in peaks:
+        known = [word for word, wanted in MATRIX_FORMAT.items() if wanted in peaks]
+        raise UnsupportedError(
+            f"precision={precision}: {gpu.name} has no {form} matrix units; allowed: {', '.join(known)}",
+            field="precision",
+        )
+    return peaks[form]  # type: ignore[index]

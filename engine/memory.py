@@ -1,0 +1,274 @@
+"""Peak memory per pipeline stage, itemised. The worst stage decides, never the average one.
+
+Per stage: weights, main gradients and optimizer states after sharding; saved activations times the
+micro-batches in flight; the temporaries of the peak moment (recomputed layers, logits and loss, MoE
+buffers, gathered parameters); communication buffers; and the device's overhead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwise.engine.activations import layer_saved, residual_bytes, saved_input_bytes
+from shardwise.engine.lowering import LayerKind, Lowered, lower
+from shardwise.engine.parameters import Parameters, layer_dense, layer_expert, stage_parameters
+from shardwise.engine.pipeline_layout import all_stages
+from shardwise.engine.recipe import Recipe
+from shardwise.engine.results import MEMORY_ITEMS, MemoryReport, StageMemory, Verdict
+from shardwise.engine.schedule.closed_form import in_flight
+from shardwise.engine.table import Floats, Ints, Table
+
+GIB = 2.0**30
+
+TIGHT = 0.94
+"""From this share of the capacity on a recipe is ``tight``: the step-to-step spread of reserved memory
+that public runs report (2 to 4 GiB of 80) would no longer be covered."""
+
+_CONTEXT_BYTES = {"nvidia": 0.75 * GIB, "amd": 1.75 * GIB, "other": 1.0 * GIB}
+"""Device context, library workspaces and code objects before any tensor, as idle processes show in
+nvidia-smi (0.5 to 0.9 GiB) and rocm-smi (1.5 to 2 GiB)."""
+
+_FRAGMENTATION = 0.04
+"""Reserved over allocated, of what comes and goes in a step (public Megatron-LM logs print 3 to 6%)."""
+
+_COMMUNICATOR_BYTES = 0.3 * GIB
+"""Buffers of one NCCL or RCCL communicator: 32 channels of 4 MiB or so, both directions."""
+
+_DEEPEP_BYTES = 1.0 * GIB
+"""DeepEP's NVLink and RDMA buffers at its default configuration."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MemoryTable:
+    """Bytes, (n, S) over rows and the stages looked at."""
+
+    items: dict[str, Floats]
+    """``MEMORY_ITEMS`` -> (n, S)."""
+    total: Floats
+    stage_index: Ints
+    capacity_bytes: int
+
+    @property
+    def peak_bytes(self) -> Floats:
+        """(n,) the worst stage's total."""
+        return np.asarray(self.total.max(axis=1))
+
+    @property
+    def peak_stage(self) -> Ints:
+        """(n,) the worst stage."""
+        worst = self.total.argmax(axis=1)
+        return np.asarray(np.take_along_axis(self.stage_index, worst[:, None], axis=1)[:, 0])
+
+
+def memory_table(table: Table, stages: Ints | None = None) -> MemoryTable:
+    """Memory of legal recipes. ``stages`` (n, S): which to look at; by default those that can be worst."""
+    return memory_of(lower(table, stages))
+
+
+def memory_of(low: Lowered) -> MemoryTable:
+    """Memory of an already lowered table."""
+    parameters = stage_parameters(low)
+    states = _states(low, parameters)
+    activations = _activations(low)
+    temporary = _temporary(low)
+    communication = _communication(low)
+    moving = activations + temporary + communication
+    overhead = _CONTEXT_BYTES[low.table.cluster.gpu.vendor] + _FRAGMENTATION * moving
+    items = {
+        **states, "activations": activations, "temporary": temporary,
+        "communication": communication, "overhead": overhead,
+    }
+    items = {name: np.ceil(items[name]) for name in MEMORY_ITEMS}
+    total = np.sum(list(items.values()), axis=0)
+    return MemoryTable(items, total, low.stages, low.table.cluster.gpu.memory_bytes)
+
+
+def report(recipe: Recipe) -> MemoryReport:
+    """The verdict of one legal recipe with every stage itemised."""
+    table = Table.of([recipe])
+    memory = memory_table(table, all_stages(table))
+    stages = tuple(
+        StageMemory(stage, {name: int(column[0, stage]) for name, column in memory.items.items()})
+        for stage in range(recipe.pp)
+    )
+    worst = max(stages, key=lambda s: s.total)
+    return MemoryReport(
+        verdict(worst.total, memory.capacity_bytes), worst.total, memory.capacity_bytes, worst.stage, stages
+    )
+
+
+def verdict(peak_bytes: float, capacity_bytes: float) -> Verdict:
+    """``fits``, ``tight`` or ``out of memory``."""
+    if peak_bytes > capacity_bytes:
+        return "out of memory"
+    return "tight" if peak_bytes > TIGHT * capacity_bytes else "fits"
+
+
+def shard_sizes(table: Table) -> tuple[Floats, Floats]:
+    """Ranks over which (dense, expert) optimizer state is sharded; 1 where nothing is (n,)."""
+    dense = (table.dp * table.cp).astype(np.float64)
+    expert = table.edp.astype(np.float64)
+    limited = table.is_word("dp_sharding", "hsdp") & (table.dp_shard_size > 0)
+    dense = np.where(limited, np.minimum(table.dp_shard_size, dense), dense)
+    expert = np.where(limited, np.minimum(table.dp_shard_size, expert), expert)
+    off = table.is_word("dp_sharding", "none")
+    return np.where(off, 1.0, dense), np.where(off, 1.0, expert)
+
+
+def _states(low: Lowered, parameters: Parameters) -> dict[str, Floats]:
+    table = low.table
+    dense_shards, expert_shards = (shards[:, None] for shards in shard_sizes(table))
+    full = table.is_word("dp_sharding", "fsdp", "hsdp")[:, None]
+    grads_too = full | table.is_word("dp_sharding", "zero2")[:, None]
+
+    def sharded(where: np.ndarray, per_parameter: Floats) -> Floats:
+        dense = parameters.dense / np.where(where, dense_shards, 1.0)
+        expert = parameters.expert / np.where(where, expert_shards, 1.0)
+        return np.asarray((dense + expert) * per_parameter)
+
+    everywhere = np.ones_like(full)
+    return {
+        "weights": sharded(full, weight_bytes(low)[:, None]),
+        "gradients": sharded(grads_too, gradient_bytes(table)[:, None]),
+        "optimizer": sharded(everywhere, optimizer_bytes(table)[:, None]),
+    }
+
+
+def weight_bytes(low: Lowered) -> Floats:
+    """Bytes per parameter of the compute weights: 16-bit, plus quantised copies for both GEMM layouts
+    that Transformer Engine caches between micro-batches; with ``fp8_param_gather`` only those (n,)."""
+    quantised = saved_input_bytes(low)
+    return np.where(quantised >= 2.0, 2.0, np.where(low.table.fp8_param_gather, 2 * quantised, 2.0 + 2 * quantised))
+
+
+def gradient_bytes(table: Table) -> Floats:
+    """Bytes per parameter of the accumulated gradient (n,)."""
+    return np.where(table.is_word("main_grads_dtype", "fp32"), 4.0, 2.0)
+
+
+def optimizer_bytes(table: Table) -> Floats:
+    """Bytes per parameter of FP32 master weights and moments: 4 + 4 + 4 for Adam (n,)."""
+    moment = np.where(table.is_word("optimizer_state_dtype", "fp32"), 4.0, 2.0)
+    return 4.0 + moment * np.where(table.is_word("optimizer", "adam"), 2.0, 1.0)
+
+
+def _activations(low: Lowered) -> Floats:
+    """Saved activations of the micro-batches in flight (n, S)."""
+    table, model = low.table, low.table.model
+    per_pass = np.zeros(low.stages.shape)
+    kept_share = _stored_layers(low)
+    full = table.is_word("recompute", "full")[:, None]
+    for kind, count in low.layers.items():
+        _, kept = layer_saved(low, kind)
+        stored = np.where(full, kept_share, 1.0)
+        per_pass = per_pass + count * stored * kept[:, None]
+    checkpoints = np.where(full, _checkpoints(low) * residual_bytes(low)[:, None], 0.0)
+    chunks = table.vpp[:, None]
+    in_flight = in_flight(
+        table.pp[:, None], chunks, table.num_microbatches[:, None], low.stages, table.pp_schedule[:, None]
+    )
+    held = (per_pass + checkpoints) / chunks * in_flight
+    # Final norm and the output head's input; the last stage holds one micro-batch of it under 1F1B.
+    head = (2.0 + saved_input_bytes(low)) * model.hidden_size * low.local_tokens
+    depth = np.where(table.is_word("pp_schedule", "gpipe"), table.num_microbatches, 1)
+    return np.asarray(held + low.last * (head * depth)[:, None])
+
+
+def _total_layers(low: Lowered) -> Floats:
+    return np.sum(list(low.layers.values()), axis=0)
+
+
+def _recomputed_layers(low: Lowered) -> Floats:
+    """Layers of each stage under full recomputation (n, S)."""
+    table = low.table
+    layers = _total_layers(low)
+    block = table.is_word("recompute_method", "block")[:, None]
+    in_blocks = np.minimum((table.recompute_num_layers * table.vpp)[:, None], layers)
+    return np.where(block, in_blocks, layers)
+
+
+def recomputed_share(low: Lowered) -> Floats:
+    """Share of each stage's layers that run their whole forward again (n, S)."""
+    full = low.table.is_word("recompute", "full")[:, None]
+    return np.where(full, _recomputed_layers(low) / np.maximum(_total_layers(low), 1.0), 0.0)
+
+
+def _stored_layers(low: Lowered) -> Floats:
+    """Share of layers that still store everything under full recomputation (n, S)."""
+    return 1.0 - _recomputed_layers(low) / np.maximum(_total_layers(low), 1.0)
+
+
+def _checkpoints(low: Lowered) -> Floats:
+    """Layer inputs kept under full recomputation: one per checkpoint (n, S)."""
+    table = low.table
+    uniform = table.is_word("recompute_method", "uniform")[:, None]
+    unit = np.where(uniform, np.maximum(table.recompute_num_layers, 1)[:, None], 1)
+    return np.ceil(_recomputed_layers(low) / unit)
+
+
+def _temporary(low: Lowered) -> Floats:
+    """The largest passing need: a layer's backward (after its recomputation), or logits and loss (n, S)."""
+    table = low.table
+    full = table.is_word("recompute", "full")
+    unit = np.where(table.is_word("recompute_method", "uniform"), np.maximum(table.recompute_num_layers, 1), 1)
+    working = np.zeros(len(table))
+    for kind in low.layers:
+        everything, kept = layer_saved(low, kind)
+        # Under full recomputation a whole unit comes back; under selective what was dropped.
+        again = np.where(full, everything * unit, everything - kept)
+        working = np.maximum(working, again + _backward_buffers(low, kind))
+    fused = table.cross_entropy_fusion
+    # Logits in 16 bits, FP32 copy (softmax in place), 16-bit gradient; fused: logits and gradient only.
+    logits = low.tokens * low.vocab * np.where(fused, 4.0, 6.0)
+    peak = np.maximum(working[:, None], np.where(low.last, logits[:, None], 0.0))
+    return np.asarray(peak + _gathered(low)[:, None])
+
+
+def _backward_buffers(low: Lowered, kind: LayerKind) -> Floats:
+    """Gradients alive at once inside one layer's backward: the widest activation's and two residuals (n,)."""
+    model, table = low.table.model, low.table
+    into = 2.0 if model.gated_linear_unit else 1.0
+    residual = 2 * residual_bytes(low)
+    if not kind.moe:
+        return np.asarray(residual + 2.0 * (into + 1) * low.tokens * model.ffn_hidden_size / table.tp)
+    assert model.moe_ffn_hidden_size is not None
+    expert = 2.0 * (into + 1) * low.routed_tokens * model.moe_ffn_hidden_size / table.etp
+    # Send and receive side of the token exchange.
+    exchange = 2 * 2.0 * low.routed_tokens * model.hidden_size
+    return np.asarray(residual + expert + exchange)
+
+
+def _gathered(low: Lowered) -> Floats:
+    """Under FSDP: two layers' gathered weights (one in use, one prefetched) and one's full gradient (n,)."""
+    table = low.table
+    largest = np.zeros(len(table))
+    for kind in low.layers:
+        size = layer_dense(low, kind)
+        if kind.moe:
+            size = size + layer_expert(table.model, table)
+        largest = np.maximum(largest, size)
+    need = largest * (2 * 2.0 + gradient_bytes(table))
+    # Without resharding every layer stays gathered between forward and backward.
+    stay = stage_weights(low) * 2.0
+    need = np.where(table.fsdp_reshard_after_forward, need, need + stay)
+    return np.where(table.is_word("dp_sharding", "fsdp", "hsdp"), need, 0.0)
+
+
+def stage_weights(low: Lowered) -> Floats:
+    """Parameters of the fullest stage looked at (n,)."""
+    parameters = stage_parameters(low)
+    return np.asarray((parameters.dense + parameters.expert).max(axis=1))
+
+
+def _communication(low: Lowered) -> Floats:
+    """Communicators in use, DeepEP buffers and pipeline receive buffers (n, S)."""
+    table = low.table
+    groups = sum(
+        (size > 1).astype(np.float64) for size in (table.tp, table.pp, table.cp, table.ep, table.dp * table.cp)
+    )
+    deepep = table.is_word("moe_token_dispatcher", "deepep", "hybridep") & (table.ep > 1)
+    pipeline = np.where(table.pp > 1, 4 * residual_bytes(low), 0.0)
+    need = groups * _COMMUNICATOR_BYTES + np.where(deepep, _DEEPEP_BYTES, 0.0) + pipeline
+    return np.broadcast_to(np.asarray(need)[:, None], low.stages.shape)

@@ -1,0 +1,182 @@
+"""Which decoder layers each pipeline stage and virtual chunk holds, and which stages are worth pricing.
+
+The split is Megatron-Core's (``megatron/core/transformer``: ``get_num_layers_to_build`` in
+``transformer_block.py`` and ``get_transformer_layer_offset`` in ``transformer_layer.py``), over arrays:
+
+* even: ``L' / pp / vpp`` layers a chunk, where ``L'`` counts the embedding and the loss as a layer each when
+  the ``account_for_*`` flags say so; the very first (last) chunk then holds one decoder layer fewer;
+* uneven: the first and/or last stage holds the given number, the middle stages share the rest equally,
+  and each stage spreads its layers equally over its chunks;
+* order: chunk ``c`` of stage ``s`` is model chunk ``c * pp + s``.
+
+Rows are expected to be legal; an illegal row gets ranges inside the model that need not cover it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import lcm
+
+import numpy as np
+
+from shardwise.engine.model import Model
+from shardwise.engine.table import Bools, Ints, Table
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunks:
+    """Decoder layers of one chunk of the first, a middle and the last stage, columns of shape (n, 1)."""
+
+    first: Ints
+    middle: Ints
+    last: Ints
+    per_round: Ints
+    """Layers of chunk ``c`` over all stages, for any one ``c``; flagged embedding and loss included."""
+
+
+def chunk_layers(table: Table) -> Ints:
+    """Decoder layers of the fullest virtual chunk of any stage, (n,): what block recomputation counts."""
+    pp = table.pp
+    # The chunks that can differ: outermost (flags), first and last stage (given counts), a middle stage.
+    stage = np.stack([np.zeros_like(pp), np.minimum(1, pp - 1), pp - 1], axis=1)
+    rounds = np.stack([np.zeros_like(pp), np.minimum(1, table.vpp - 1), table.vpp - 1], axis=1)
+    sizes = [np.subtract(*_range(table, stage, rounds[:, i : i + 1])[::-1]) for i in range(3)]
+    return np.asarray(np.max(np.concatenate(sizes, axis=1), axis=1))
+
+
+def layer_range(table: Table, stage: Ints, chunk: int) -> tuple[Ints, Ints]:
+    """Decoder layers ``[start, end)`` of virtual chunk ``chunk`` of each ``stage``.
+
+    ``stage`` has shape (n, S); so have both answers. Rows with ``vpp <= chunk`` get empty ranges.
+    """
+    start, end = _range(table, stage, np.full((len(table), 1), chunk, dtype=np.int64))
+    absent = table.vpp[:, None] <= chunk
+    return np.where(absent, 0, start), np.where(absent, 0, end)
+
+
+def all_stages(table: Table) -> Ints:
+    """Every stage, shape (n, max pp); rows with fewer stages repeat their last one."""
+    widest = int(table.pp.max()) if len(table) else 1
+    return np.asarray(np.minimum(np.arange(widest, dtype=np.int64)[None, :], table.pp[:, None] - 1))
+
+
+def representative_stages(table: Table) -> Ints:
+    """A few stages, (n, S), ascending, that contain the fullest and the slowest one; padded with the last.
+
+    Two stages are alike when each of their chunks holds the same sequence of layer kinds and neither is
+    the first (embedding) or the last (head, loss, multi-token prediction). Alike stages take equally
+    long, and the earlier one keeps at least as many micro-batches in flight, so the first of each kind
+    stands for all of them.
+    """
+    if not len(table):
+        return np.zeros((0, 1), dtype=np.int64)
+    rows, inverse = _distinct_layouts(table)
+    layouts = table.take(rows)
+    stages = all_stages(layouts)
+    kinds = _stage_kinds(layouts, stages)
+
+    width = stages.shape[1]
+    column = np.arange(width)[None, :]
+    fresh: Bools = column < layouts.pp[:, None]
+    for offset in range(1, width):
+        fresh[:, offset:] &= kinds[:, offset:] != kinds[:, :-offset]
+    # Stable order: fresh stages first (ascending), the rest after; then cut to the longest row.
+    order = np.argsort(np.where(fresh, column, width + column), axis=1)
+    counts = fresh.sum(axis=1)
+    slots = np.minimum(np.arange(int(counts.max()))[None, :], counts[:, None] - 1)
+    picked = np.take_along_axis(order, slots, axis=1)
+    return np.asarray(picked[inverse], dtype=np.int64)
+
+
+def _range(table: Table, stage: Ints, chunk: Ints) -> tuple[Ints, Ints]:
+    """``layer_range`` for a chunk per row, shape (n, 1); ``chunk`` is not checked against ``vpp``."""
+    chunks = _chunks(table)
+    is_first, is_last = stage == 0, stage == table.pp[:, None] - 1
+    size = np.where(is_first, chunks.first, np.where(is_last, chunks.last, chunks.middle))
+    before = np.where(is_first, 0, chunks.first + (stage - 1) * chunks.middle)
+    start = chunk * chunks.per_round + before
+    # The embedding, when it counts as a layer, is slot 0; the loss is then the slot past the decoder.
+    embedding = table.account_for_embedding_in_pipeline_split[:, None].astype(np.int64)
+    layers = table.model.num_layers
+    return np.clip(start - embedding, 0, layers), np.clip(start + size - embedding, 0, layers)
+
+
+def _middle_stages(table: Table) -> Ints:
+    """Stages that share equally what the given counts leave, shape (n,)."""
+    given = (table.num_layers_in_first_pipeline_stage > 0).astype(np.int64)
+    given = given + (table.num_layers_in_last_pipeline_stage > 0)
+    return np.asarray(np.maximum(table.pp - given, 0))
+
+
+def _chunks(table: Table) -> _Chunks:
+    pp, vpp = table.pp[:, None], table.vpp[:, None]
+    first = table.num_layers_in_first_pipeline_stage[:, None]
+    last = table.num_layers_in_last_pipeline_stage[:, None]
+    slots = (
+        table.model.num_layers
+        + table.account_for_embedding_in_pipeline_split[:, None].astype(np.int64)
+        + table.account_for_loss_in_pipeline_split[:, None]
+    )
+    middle_stages = _middle_stages(table)[:, None]
+    middle = np.maximum(slots - first - last, 0) // np.maximum(middle_stages, 1) // vpp
+    first_chunk = np.where(first > 0, first // vpp, middle)
+    last_chunk = np.where(last > 0, last // vpp, middle)
+    per_round = np.where(pp == 1, first_chunk, first_chunk + np.maximum(pp - 2, 0) * middle + last_chunk)
+    # One stage is both ends: either count may be the one that was given.
+    only = np.where(first > 0, first_chunk, last_chunk)
+    return _Chunks(
+        first=np.where(pp == 1, only, first_chunk),
+        middle=middle,
+        last=np.where(pp == 1, only, last_chunk),
+        per_round=np.where(pp == 1, only, per_round),
+    )
+
+
+def _distinct_layouts(table: Table) -> tuple[Ints, Ints]:
+    """One row per distinct layout, and for each row of the table the position of its layout."""
+    columns = (
+        table.pp,
+        table.vpp,
+        table.num_layers_in_first_pipeline_stage,
+        table.num_layers_in_last_pipeline_stage,
+        table.account_for_embedding_in_pipeline_split.astype(np.int64),
+        table.account_for_loss_in_pipeline_split.astype(np.int64),
+    )
+    key = np.zeros(len(table), dtype=np.int64)
+    for column in columns:
+        key = _refine(key, column)
+    _, rows, inverse = np.unique(key, return_index=True, return_inverse=True)
+    return np.asarray(rows, dtype=np.int64), np.asarray(inverse.reshape(-1), dtype=np.int64)
+
+
+def _refine(key: Ints, column: Ints) -> Ints:
+    """Small codes, equal exactly where both ``key`` and ``column`` are equal (any common shape)."""
+    low, high = int(column.min()), int(column.max())
+    if low == high:
+        return key
+    combined = key * (high - low + 1) + (column - low)
+    _, codes = np.unique(combined, return_inverse=True)
+    return np.asarray(codes.reshape(key.shape), dtype=np.int64)
+
+
+def _stage_kinds(table: Table, stages: Ints) -> Ints:
+    """Codes of shape (n, S), equal within a row where two stages are alike."""
+    model = table.model
+    period = _period(model)
+    pp = table.pp[:, None]
+    kinds = np.where(stages == 0, 1, 0) + np.where(stages == pp - 1, 2, 0)
+    for chunk in range(int(table.vpp.max())):
+        start, end = layer_range(table, stages, chunk)
+        size = end - start
+        dense = np.clip(model.num_dense_layers - start, 0, size) if model.is_moe else np.zeros_like(size)
+        # Length, leading dense layers and phase determine the sequence of layer kinds of a chunk.
+        for column in (size, dense, np.where(size > 0, start % period, 0)):
+            kinds = _refine(kinds, column)
+    return kinds
+
+
+def _period(model: Model) -> int:
+    """After how many layers the pattern of MoE and windowed layers repeats (past the dense ones)."""
+    experts = model.moe_layer_freq if model.is_moe else 1
+    window = model.window_attn_every if model.window_size is not None else 1
+    return lcm(experts, window)

@@ -1,0 +1,123 @@
+"""The closed forms against the event simulation."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwise.engine.errors import ConfigError
+from shardwise.engine.recipe import SCHEDULES
+from shardwise.engine.schedule import in_flight, pipeline_seconds, simulate
+
+KINDS = st.sampled_from([("gpipe", False), ("1f1b", False), ("1f1b", True)])
+TIMES = st.floats(0.05, 2.0)
+
+
+def _shape(kind: tuple[str, bool], data: st.DataObject) -> tuple[str, int, int, int]:
+    schedule, interleaved = kind
+    pp = data.draw(st.integers(1, 7), "pp")
+    vpp = data.draw(st.integers(2, 4), "vpp") if interleaved else 1
+    if not interleaved:
+        return schedule, pp, 1, data.draw(st.integers(1, 20), "m")
+    few = data.draw(st.booleans(), "few")
+    return (
+        schedule,
+        pp,
+        vpp,
+        data.draw(st.integers(1, pp), "m") if few else pp * data.draw(st.integers(1, 4), "m/pp"),
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(kind=KINDS, forward=TIMES, ratio=st.floats(0.5, 4.0), data=st.data())
+def test_equal_stages_agree_exactly(
+    kind: tuple[str, bool], forward: float, ratio: float, data: st.DataObject
+) -> None:
+    schedule, pp, vpp, m = _shape(kind, data)
+    chunk = np.full((pp, vpp), forward)
+    timeline = simulate(schedule, m, chunk, chunk * ratio)
+    stage = vpp * forward * (1 + ratio)
+    total, bubble = pipeline_seconds(pp, vpp, m, pp * stage, stage, SCHEDULES.index(schedule))
+    assert float(total) == pytest.approx(timeline.makespan_s, rel=1e-9)
+    assert float(bubble) == pytest.approx(timeline.bubble_s, rel=1e-7, abs=1e-9)
+
+
+@settings(max_examples=150, deadline=None)
+@given(kind=KINDS, ratio=st.floats(0.5, 4.0), data=st.data())
+def test_uneven_stages_stay_within_the_stated_bound(
+    kind: tuple[str, bool], ratio: float, data: st.DataObject
+) -> None:
+    """Backward a fixed multiple of forward: GPipe exact; 1F1B between ``m*max`` and the closed form,
+    which an interleaved schedule may exceed by less than one micro-batch of the slowest stage."""
+    schedule, pp, vpp, m = _shape(kind, data)
+    if vpp > 1:
+        m = max(m // pp, 1) * pp
+    stages = np.array(data.draw(st.lists(TIMES, min_size=pp, max_size=pp), "forward"))
+    chunk = np.repeat(stages[:, None], vpp, axis=1)
+    simulated = simulate(schedule, m, chunk, chunk * ratio).makespan_s
+    per_stage = stages * vpp * (1 + ratio)
+    args = (pp, vpp, m, per_stage.sum(), per_stage.max(), SCHEDULES.index(schedule))
+    closed = float(pipeline_seconds(*args)[0])
+    if schedule == "gpipe":
+        assert closed == pytest.approx(simulated, rel=1e-9)
+    assert m * per_stage.max() <= simulated * (1 + 1e-9)
+    slack = per_stage.max() if vpp > 1 else 0.0
+    assert simulated <= (closed + slack) * (1 + 1e-9)
+
+
+@settings(max_examples=150, deadline=None)
+@given(kind=KINDS, data=st.data())
+def test_in_flight_equals_the_simulation(kind: tuple[str, bool], data: st.DataObject) -> None:
+    schedule, pp, vpp, m = _shape(kind, data)
+    chunk = np.ones((pp, vpp))
+    held = simulate(schedule, m, chunk, 2 * chunk).in_flight
+    assert in_flight(pp, vpp, m, np.arange(pp), SCHEDULES.index(schedule)).tolist() == held.tolist()
+
+
+def test_columns_equal_rows() -> None:
+    pp, vpp, m = np.array([1, 4, 4, 8, 4]), np.array([1, 1, 2, 3, 1]), np.array([8, 8, 8, 4, 8])
+    schedule = np.array([0, 0, 0, 0, 1])
+    total, bubble = pipeline_seconds(pp, vpp, m, pp * 3.0, np.full(5, 3.0), schedule)
+    for i in range(5):
+        row = pipeline_seconds(pp[i], vpp[i], m[i], pp[i] * 3.0, 3.0, schedule[i])
+        assert (float(row[0]), float(row[1])) == (total[i], bubble[i])
+    assert bubble[0] == 0.0
+    assert bubble[2] == bubble[1] / 2
+    assert in_flight(pp[:, None], vpp[:, None], m[:, None], np.arange(4), schedule[:, None]).shape == (5, 4)
+
+
+def test_transfers_are_not_free() -> None:
+    chunk = np.ones((4, 1))
+    plain = simulate("1f1b", 8, chunk, 2 * chunk)
+    slow = simulate("1f1b", 8, chunk, 2 * chunk, p2p_s=0.5)
+    assert slow.makespan_s > plain.makespan_s + 2 * 3 * 0.5 - 1e-9
+    assert np.array_equal(slow.busy_s, plain.busy_s)
+    one = simulate("1f1b", 8, chunk[:1], chunk[:1], p2p_s=9.0)
+    assert one.makespan_s == 16.0
+    assert one.bubble_fraction == 0.0
+
+
+def test_spans_respect_rank_and_data_order() -> None:
+    timeline = simulate("1f1b", 8, np.full((4, 2), 1.0), np.full((4, 2), 2.0), p2p_s=0.25)
+    ends = {
+        (s.action.kind, s.action.micro_batch, s.action.chunk * 4 + s.rank): s
+        for own in timeline.spans
+        for s in own
+    }
+    for own in timeline.spans:
+        assert all(a.end_s <= b.start_s for a, b in pairwise(own))
+    for (kind, batch, stage), span in ends.items():
+        before = ends.get((kind, batch, stage - 1 if kind == "F" else stage + 1))
+        if before is not None:
+            assert span.start_s >= before.end_s + 0.25
+
+
+def test_bad_times_are_named() -> None:
+    with pytest.raises(ConfigError, match="shapes"):
+        simulate("1f1b", 4, np.ones((4, 1)), np.ones((3, 1)))
+    with pytest.raises(ConfigError, match="negative"):
+        simulate("1f1b", 4, -np.ones((4, 1)), np.ones((4, 1)))
