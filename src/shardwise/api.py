@@ -47,7 +47,7 @@ def recipe_of(recipe: RecipeLike, fields: Mapping[str, Any] | None = None) -> Re
     Raises:
         ConfigError: unreadable file, unknown name, unknown field, value without meaning.
     """
-    from shardwise.engine.recipe_io import dump_recipe, load_recipe, read_recipe_file
+    from shardwise.engine.recipe_io import apply_overrides, dump_recipe, load_recipe, read_recipe_file
 
     if isinstance(recipe, Recipe):
         if not fields:
@@ -57,7 +57,7 @@ def recipe_of(recipe: RecipeLike, fields: Mapping[str, Any] | None = None) -> Re
         data = recipe
     else:
         data = read_recipe_file(recipe)
-    return load_recipe({**data, **(fields or {})})
+    return load_recipe(apply_overrides(data, fields or {}))
 
 
 def project(recipe: RecipeLike, **fields: Any) -> Projection:

@@ -26,14 +26,14 @@ def read(given: Given) -> Recipe:
     Raises:
         ConfigError: one line naming the field, the value and what is allowed.
     """
-    from shardwise.engine.recipe_io import load_recipe
+    from shardwise.engine.recipe_io import apply_overrides, load_recipe
 
-    data = {**source_fields(given), **given.fields}
+    data = apply_overrides(source_fields(given), given.fields)
     if "model" not in data:
         raise ConfigError("model is missing: give a RECIPE file, or --model and --cluster", field="model")
     if "cluster" not in data:
         raise ConfigError("cluster is missing: add --cluster GPU:NODESxGPUS, e.g. mi355x:4x8", field="cluster")
-    return load_recipe(data)
+    return load_recipe(data, where=_where(given.source))
 
 
 def source_fields(given: Given) -> dict[str, Any]:
@@ -50,9 +50,8 @@ def source_fields(given: Given) -> dict[str, Any]:
     text = read_text(given.source, what="RECIPE")
     if given.from_ is not None:
         return dict(_imported(text, given.from_, model, cluster).recipe)
-    where = "stdin" if given.source == STDIN else given.source
     try:
-        data = parse_mapping(text, where=where)
+        data = parse_mapping(text, where=_where(given.source))
     except ConfigError:
         if not _FLAG.search(text):
             raise
@@ -123,6 +122,10 @@ def _imported(text: str, from_: str | None, model: str | None, cluster: str | No
     from shardwise.engine.frameworks import import_config
 
     return import_config(text, from_=from_, model=model, cluster=cluster)
+
+
+def _where(source: str | None) -> str:
+    return "recipe" if source is None else "stdin" if source == STDIN else source
 
 
 def _typed(field: FieldOption, value: str) -> Any:

@@ -1,0 +1,149 @@
+"""What a user may give for a model or a GPU: a catalog name, a file, a mapping -> ``Model`` / ``GPU``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from shardwise.engine.catalog import names
+from shardwise.engine.catalog.documents import read_mapping
+from shardwise.engine.catalog.hf_config import from_hf_config, looks_like_hf_config
+from shardwise.engine.cluster import GPU
+from shardwise.engine.errors import ConfigError
+from shardwise.engine.model import Model
+from shardwise.engine.catalog.keys import refuse_unknown_keys
+
+ModelLike = str | Path | Mapping[str, Any] | Model
+GpuLike = str | Path | Mapping[str, Any] | GPU
+
+SUFFIXES = (".yaml", ".yml", ".json")
+"""A name that ends so is a file, whatever the catalog holds."""
+
+
+def models() -> dict[str, Model]:
+    """Every catalog model by name, sorted. Parses all entries on the first call."""
+    return {name: _model_entry(name) for name in names.names("models")}
+
+
+def gpus() -> dict[str, GPU]:
+    """Every catalog GPU by name, sorted. Parses all entries on the first call."""
+    return {name: _gpu_entry(name) for name in names.names("gpus")}
+
+
+def model(spec: ModelLike) -> Model:
+    """The model that ``spec`` means.
+
+    A catalog name in any common spelling; the path of a YAML file or of a Hugging Face
+    ``config.json`` (or of the folder that holds one); a mapping of ``Model`` fields or of a
+    ``config.json``. A mapping may name a ``base`` model and give only what differs.
+
+    Raises :class:`ConfigError` for an unknown name (with the nearest ones) or a bad field, and
+    :class:`UnsupportedError` for an architecture that the engine does not model.
+    """
+    if isinstance(spec, Model):
+        return spec
+    if isinstance(spec, Mapping):
+        return _model_mapping(spec, "model", default_name="custom")
+    path = as_file(spec)
+    if path is not None:
+        stem = path.parent.name if path.stem == "config" else path.stem
+        return _model_mapping(read_mapping(path, what="model"), str(path), default_name=stem or "custom")
+    return _model_entry(names.resolve("models", _text(spec, "model")))
+
+
+def gpu(spec: GpuLike) -> GPU:
+    """The GPU that ``spec`` means: a catalog name in any common spelling, a YAML file, or a mapping.
+
+    A mapping may name a ``base`` GPU and give only what differs (``fabric`` and ``nic`` field by field).
+    Raises :class:`ConfigError` for an unknown name (with the nearest ones) or a bad field.
+    """
+    if isinstance(spec, GPU):
+        return spec
+    if isinstance(spec, Mapping):
+        return _gpu_mapping(spec, "gpu", default_name="custom")
+    path = as_file(spec)
+    if path is not None:
+        return _gpu_mapping(read_mapping(path, what="gpu"), str(path), default_name=path.stem)
+    return _gpu_entry(names.resolve("gpus", _text(spec, "gpu")))
+
+
+def model_spec(model: Model) -> str | dict[str, Any]:
+    """The catalog name when ``model`` is the catalog's; else a mapping that :func:`model` reads back."""
+    if model.name in names.names("models") and _model_entry(model.name) == model:
+        return model.name
+    return model.model_dump(mode="json", exclude_defaults=True)
+
+
+def gpu_spec(gpu: GPU) -> str | dict[str, Any]:
+    """The catalog name when ``gpu`` is the catalog's; else a mapping that :func:`gpu` reads back."""
+    if gpu.name in names.names("gpus") and _gpu_entry(gpu.name) == gpu:
+        return gpu.name
+    return gpu.model_dump(mode="json", exclude_defaults=True)
+
+
+def as_file(spec: str | Path) -> Path | None:
+    """The file that ``spec`` names, or None when it is to be read as a name.
+
+    A path object or a text with a document's suffix is always a file. Any other text is one only if
+    it lies there and is no catalog name; a folder stands for the ``config.json`` in it.
+    """
+    if isinstance(spec, str):
+        if not spec.strip() or len(spec) > 4096 or "\0" in spec or "\n" in spec:
+            return None
+        path = Path(spec).expanduser() if spec.startswith("~") else Path(spec)
+        if not spec.lower().endswith(SUFFIXES):
+            if names.find("models", spec) or names.find("gpus", spec):
+                return None
+            if (path / "config.json").is_file():
+                return path / "config.json"
+            return path if path.is_file() else None
+        return path
+    return spec / "config.json" if spec.is_dir() else spec
+
+
+def merge(base: Mapping[str, Any], changes: Mapping[str, Any], nested: tuple[str, ...]) -> dict[str, Any]:
+    """``base`` with ``changes``; the fields in ``nested`` are merged one level down."""
+    merged = {**base, **changes}
+    for name in nested:
+        if isinstance(changes.get(name), Mapping) and isinstance(base.get(name), Mapping):
+            merged[name] = {**base[name], **changes[name]}
+    return merged
+
+
+@cache
+def _model_entry(name: str) -> Model:
+    return Model.build(names.entry("models", name), where=f"model {name}")
+
+
+@cache
+def _gpu_entry(name: str) -> GPU:
+    return GPU.build(names.entry("gpus", name), where=f"gpu {name}")
+
+
+def _model_mapping(data: Mapping[str, Any], where: str, *, default_name: str) -> Model:
+    if looks_like_hf_config(data):
+        return from_hf_config(data, where=where, default_name=default_name)
+    refuse_unknown_keys(data, (*Model.model_fields, "base"), where)
+    fields = dict(data)
+    if "base" in fields:
+        base = model(fields.pop("base"))
+        changed = {"name": f"{base.name}-variant", "source": f"{base.name}, changed by the user"}
+        fields = {**base.model_dump(), **changed, **fields}
+    return Model.build({"name": default_name, **fields}, where=where)
+
+
+def _gpu_mapping(data: Mapping[str, Any], where: str, *, default_name: str) -> GPU:
+    refuse_unknown_keys(data, (*GPU.model_fields, "base"), where)
+    fields = dict(data)
+    if "base" in fields:
+        base = gpu(fields.pop("base"))
+        fields = merge({**base.model_dump(), "name": f"{base.name}-variant"}, fields, ("fabric", "nic"))
+    return GPU.build({"name": default_name, **fields}, where=where)
+
+
+def _text(spec: object, what: str) -> str:
+    if not isinstance(spec, str) or not spec.strip():
+        raise ConfigError(f"{what} = {spec!r}: needs a catalog name, a file or a mapping", field=what)
+    return spec
