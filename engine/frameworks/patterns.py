@@ -1,0 +1,198 @@
+"""Megatron's two little layer languages: the 0/1 pattern of MoE layers and the pipeline layout.
+
+``--moe-layer-freq "([0]*3+[1]*58)"`` is a Python list expression that Megatron evaluates; here it is
+parsed by hand, with a bound on its length, so that a hostile file can neither run code nor grow.
+``--pipeline-model-parallel-layout "Et*3|(tt|)*29m|L"`` lists the stages, chunk by chunk.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from shardwise.engine.errors import ConfigError
+
+MAX_LAYERS = 4096
+"""Longest layer list that is expanded; the deepest published models have a few hundred layers."""
+
+_TOKEN = re.compile(r"\s*(\d{1,6}|[\[\](),+*])")
+
+
+class _PatternParser:
+    """Grammar: sum := term ('+' term)*; term := atom ('*' INT)*; atom := '[' ints ']' | '(' sum ')'."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tokens: list[str] = []
+        at = 0
+        stripped = text.rstrip()
+        while at < len(stripped):
+            match = _TOKEN.match(stripped, at)
+            if match is None or len(self.tokens) > 4 * MAX_LAYERS:
+                raise self.error()
+            self.tokens.append(match.group(1))
+            at = match.end()
+        self.at = 0
+        self.depth = 0
+
+    def error(self) -> ConfigError:
+        shown = self.text if len(self.text) <= 60 else self.text[:57] + "..."
+        return ConfigError(
+            f"moe_layer_freq = {shown!r}: neither a number nor a list such as ([0]*3+[1]*58)", field="moe_layer_freq"
+        )
+
+    def peek(self) -> str:
+        return self.tokens[self.at] if self.at < len(self.tokens) else ""
+
+    def take(self, expected: str = "") -> str:
+        token = self.peek()
+        if not token or (expected and token != expected):
+            raise self.error()
+        self.at += 1
+        return token
+
+    def bounded(self, values: list[int]) -> list[int]:
+        if len(values) > MAX_LAYERS:
+            raise ConfigError(f"moe_layer_freq: longer than {MAX_LAYERS} layers", field="moe_layer_freq")
+        return values
+
+    def sum(self) -> list[int]:
+        values = self.term()
+        while self.peek() == "+":
+            self.take()
+            values = self.bounded(values + self.term())
+        return values
+
+    def term(self) -> list[int]:
+        values = self.atom()
+        while self.peek() == "*":
+            self.take()
+            times = self.number()
+            if times * len(values) > MAX_LAYERS:
+                self.bounded([0] * (MAX_LAYERS + 1))
+            values = values * times
+        return values
+
+    def number(self) -> int:
+        token = self.take()
+        if not token.isdigit():
+            raise self.error()
+        return int(token)
+
+    def atom(self) -> list[int]:
+        self.depth += 1
+        if self.depth > 50:
+            raise self.error()
+        if self.peek() == "(":
+            self.take()
+            values = self.sum()
+            self.take(")")
+        else:
+            self.take("[")
+            values = [] if self.peek() == "]" else [self.number()]
+            while self.peek() == ",":
+                self.take()
+                values.append(self.number())
+            self.take("]")
+        self.depth -= 1
+        return values
+
+
+def parse_moe_layers(value: object, num_layers: int) -> tuple[bool, ...]:
+    """For each layer, whether it is a MoE layer, from ``moe_layer_freq`` (a number, a list, or an expression)."""
+    if isinstance(value, bool):
+        raise _PatternParser(str(value)).error()
+    if isinstance(value, list):
+        marks = value
+    elif isinstance(value, int) or (isinstance(value, str) and value.strip().isdigit() and len(value) < 7):
+        every = int(value)
+        if every < 1:
+            raise ConfigError(f"moe_layer_freq = {every}: must be at least 1", field="moe_layer_freq")
+        return tuple(i % every == 0 for i in range(num_layers))
+    else:
+        parser = _PatternParser(str(value))
+        marks = parser.sum()
+        if parser.peek():
+            raise parser.error()
+    if len(marks) != num_layers or any(mark not in (0, 1) for mark in marks):
+        raise ConfigError(
+            f"moe_layer_freq: {len(marks)} entries of 0 or 1 for num_layers={num_layers}; the two must agree",
+            field="moe_layer_freq",
+        )
+    return tuple(mark == 1 for mark in marks)
+
+
+def moe_layer_fields(layers: tuple[bool, ...]) -> dict[str, int] | None:
+    """``num_dense_layers`` and ``moe_layer_freq`` of a model with these layers; None when no pair does."""
+    if True not in layers:
+        return {"num_dense_layers": len(layers), "moe_layer_freq": 1}
+    dense = layers.index(True)
+    later = [i - dense for i in range(dense + 1, len(layers)) if layers[i]]
+    every = later[0] if later else max(1, len(layers) - dense)
+    if all(mark == (i >= dense and (i - dense) % every == 0) for i, mark in enumerate(layers)):
+        return {"num_dense_layers": dense, "moe_layer_freq": every}
+    return None
+
+
+def format_moe_layers(layers: tuple[bool, ...]) -> str | int:
+    """``layers`` as Megatron spells them: a number where that is enough, else a list expression."""
+    fields = moe_layer_fields(layers)
+    if fields is not None and fields["num_dense_layers"] == 0:
+        return fields["moe_layer_freq"]
+    runs: list[tuple[int, int]] = []
+    for mark in layers:
+        if runs and runs[-1][0] == int(mark):
+            runs[-1] = (int(mark), runs[-1][1] + 1)
+        else:
+            runs.append((int(mark), 1))
+    return "(" + "+".join(f"[{mark}]*{times}" for mark, times in runs) + ")"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A pipeline layout reduced to what a recipe can say."""
+
+    vpp: int
+    first: int | None
+    last: int | None
+    exact: bool
+    """Whether vpp, first and last say all of it."""
+
+
+_REPEAT = re.compile(r"\(([^()]*)\)(?:\*(\d{1,4}))?|([EtmL])\*(\d{1,4})")
+
+
+def parse_layout(text: str, pp: int) -> Layout:
+    """The layout string of ``pp`` ranks. Raises ``ConfigError`` when it is none, or does not fit ``pp``."""
+    flat = re.sub(r"\s", "", text)
+    for _ in range(20):
+        match = _REPEAT.search(flat)
+        if match is None:
+            break
+        unit = match.group(1) if match.group(3) is None else match.group(3)
+        times = int(match.group(2) or match.group(4) or 1)
+        if len(flat) + len(unit) * times > 4 * MAX_LAYERS:
+            raise ConfigError("pipeline_model_parallel_layout: too long", field="pipeline_model_parallel_layout")
+        flat = flat[: match.start()] + unit * times + flat[match.end() :]
+    flat = flat.replace(",", "")
+    if set(flat) - set("EtmL|"):
+        raise ConfigError(
+            f"pipeline_model_parallel_layout = {text[:60]!r}: not a layout such as Et*3|(tt|)*29m|L",
+            field="pipeline_model_parallel_layout",
+        )
+    counts = [stage.count("t") for stage in flat.split("|")]
+    if len(counts) % pp:
+        raise ConfigError(
+            f"pipeline_model_parallel_layout: {len(counts)} stages do not divide over pipeline_model_parallel_size={pp}",
+            field="pipeline_model_parallel_layout",
+        )
+    vpp = len(counts) // pp
+    ranks = [[counts[chunk * pp + rank] for chunk in range(vpp)] for rank in range(pp)]
+    totals = [sum(rank) for rank in ranks]
+    even_chunks = all(len(set(rank)) == 1 for rank in ranks)
+    if len(set(totals)) == 1:
+        return Layout(vpp, None, None, even_chunks)
+    even_middle = len(set(totals[1:-1])) <= 1 and totals[0] > 0 and totals[-1] > 0
+    if pp >= 2 and even_chunks and even_middle:
+        return Layout(vpp, totals[0], totals[-1], True)
+    return Layout(vpp, None, None, False)
