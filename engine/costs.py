@@ -16,7 +16,6 @@ from shardwise.engine.collectives import Group, Network, place
 from shardwise.engine.efficiency import Efficiency, efficiency, matrix_rate
 from shardwise.engine.kernels import attention_seconds, gemm_seconds, streaming_seconds
 from shardwise.engine.lowering import LayerKind, Lowered
-from shardwise.engine.recipe import PRECISIONS
 from shardwise.engine.table import Bools, Floats, Table
 from shardwise.engine.workload import Attention, Collective, Gemm, Operator, Stream, layer_operators
 
@@ -69,12 +68,8 @@ class Pricing:
     def price(self, operators: Iterable[Operator]) -> Cost:
         """Sum the operators' seconds."""
         cost = Cost()
-        n = len(self.low.table)
-        attention_compute = np.zeros(n), np.zeros(n)
         for operator in operators:
-            forward, backward = self._seconds(operator, attention_compute)
-            if isinstance(operator, Attention):
-                attention_compute = forward, backward
+            forward, backward = self._seconds(operator)
             _add(cost.forward, operator.bucket, forward)
             _add(cost.backward, operator.bucket, backward)
             again = self._again(operator.modules)
@@ -87,7 +82,7 @@ class Pricing:
         marks = [table.recompute_module(module) for module in modules]
         return np.logical_or.reduce(marks) if marks else None
 
-    def _seconds(self, op: Operator, attention: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
+    def _seconds(self, op: Operator) -> tuple[Floats, Floats]:
         if isinstance(op, Gemm):
             return self._gemm(op)
         if isinstance(op, Attention):
@@ -143,12 +138,8 @@ class Pricing:
         active = np.asarray(op.active)
         if not active.any():
             return zeros, zeros
-        once = self._once(op)
-        if np.isinf(op.backward_times):
-            forward, backward = zeros, once
-        else:
-            forward, backward = once, op.backward_times * once
-        return np.where(active, forward, 0.0), np.where(active, backward, 0.0)
+        once = np.where(active, self._once(op), 0.0)
+        return op.forward_times * once, op.backward_times * once
 
     def _once(self, op: Collective) -> Floats:
         group, network, table = self.groups[op.group], self.network, self.low.table
@@ -235,7 +226,3 @@ def _hide(times: Times, bucket: str, share: Floats, window: Floats, eff: Efficie
     hidden = np.minimum(share * times[bucket], window)
     times[bucket] = times[bucket] - hidden * (1 - eff.overlap_slowdown)
 
-
-def precision_word(table: Table, row: int) -> str:
-    """The row's precision as a word."""
-    return PRECISIONS[int(table.precision[row])]

@@ -61,6 +61,21 @@ class MemoryTable:
         worst = self.total.argmax(axis=1)
         return np.asarray(np.take_along_axis(self.stage_index, worst[:, None], axis=1)[:, 0])
 
+    def report(self, row: int) -> MemoryReport:
+        """The verdict of one row, with the stages looked at itemised (each once)."""
+        _, columns = np.unique(self.stage_index[row], return_index=True)
+        stages = tuple(
+            StageMemory(
+                int(self.stage_index[row, column]),
+                {name: int(values[row, column]) for name, values in self.items.items()},
+            )
+            for column in columns
+        )
+        worst = max(stages, key=lambda stage: stage.total)
+        return MemoryReport(
+            verdict(worst.total, self.capacity_bytes), worst.total, self.capacity_bytes, worst.stage, stages
+        )
+
 
 def memory_table(table: Table, stages: Ints | None = None) -> MemoryTable:
     """Memory of legal recipes. ``stages`` (n, S): which to look at; by default those that can be worst."""
@@ -88,15 +103,7 @@ def memory_of(low: Lowered) -> MemoryTable:
 def report(recipe: Recipe) -> MemoryReport:
     """The verdict of one legal recipe with every stage itemised."""
     table = Table.of([recipe])
-    memory = memory_table(table, all_stages(table))
-    stages = tuple(
-        StageMemory(stage, {name: int(column[0, stage]) for name, column in memory.items.items()})
-        for stage in range(recipe.pp)
-    )
-    worst = max(stages, key=lambda s: s.total)
-    return MemoryReport(
-        verdict(worst.total, memory.capacity_bytes), worst.total, memory.capacity_bytes, worst.stage, stages
-    )
+    return memory_table(table, all_stages(table)).report(0)
 
 
 def verdict(peak_bytes: float, capacity_bytes: float) -> Verdict:
@@ -166,10 +173,10 @@ def _activations(low: Lowered) -> Floats:
         per_pass = per_pass + count * stored * kept[:, None]
     checkpoints = np.where(full, _checkpoints(low) * residual_bytes(low)[:, None], 0.0)
     chunks = table.vpp[:, None]
-    in_flight = in_flight(
+    held_chunks = in_flight(
         table.pp[:, None], chunks, table.num_microbatches[:, None], low.stages, table.pp_schedule[:, None]
     )
-    held = (per_pass + checkpoints) / chunks * in_flight
+    held = (per_pass + checkpoints) / chunks * held_chunks
     # Final norm and the output head's input; the last stage holds one micro-batch of it under 1F1B.
     head = (2.0 + saved_input_bytes(low)) * model.hidden_size * low.local_tokens
     depth = np.where(table.is_word("pp_schedule", "gpipe"), table.num_microbatches, 1)

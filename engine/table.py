@@ -127,8 +127,11 @@ class Table:
 
     def is_word(self, column: str, *words: str) -> Bools:
         """Whether ``column`` holds one of ``words``."""
-        codes = [WORDS[column].index(word) for word in words]
-        return np.isin(getattr(self, column), codes)
+        codes = getattr(self, column)
+        matches: Bools = codes == WORDS[column].index(words[0])
+        for word in words[1:]:
+            matches = matches | (codes == WORDS[column].index(word))
+        return matches
 
     def take(self, rows: npt.ArrayLike) -> Table:
         """The given rows (indices or a boolean mask), as a new table."""

@@ -76,8 +76,10 @@ class Collective:
     op: CollectiveName
     group: GroupName
     bytes: Floats
+    forward_times: float = 1.0
+    """Calls in the forward pass."""
     backward_times: float = 1.0
-    """Calls in the backward pass per call in the forward pass."""
+    """Calls in the backward pass."""
     active: Bools | bool = True
     modules: tuple[str, ...] = ()
 
@@ -183,8 +185,8 @@ def _tp_enter(low: Lowered, what: str, modules: tuple[str, ...] = ()) -> Iterato
     size = low.tokens * table.model.hidden_size * _HALF
     on = table.tp > 1
     sp = table.sequence_parallel & on
-    yield Collective(f"{what} gather", "tp_comm", "all_gather", "tp", size, 2.0, sp, modules)
-    yield Collective(f"{what} input gradient", "tp_comm", "all_reduce", "tp", size, np.inf, on & ~sp, modules)
+    yield Collective(f"{what} gather", "tp_comm", "all_gather", "tp", size, 1.0, 2.0, sp, modules)
+    yield Collective(f"{what} input gradient", "tp_comm", "all_reduce", "tp", size, 0.0, 1.0, on & ~sp, modules)
 
 
 def _tp_leave(low: Lowered, what: str, modules: tuple[str, ...] = ()) -> Iterator[Operator]:
@@ -193,8 +195,8 @@ def _tp_leave(low: Lowered, what: str, modules: tuple[str, ...] = ()) -> Iterato
     size = low.tokens * table.model.hidden_size * _HALF
     on = table.tp > 1
     sp = table.sequence_parallel & on
-    yield Collective(f"{what} scatter", "tp_comm", "reduce_scatter", "tp", size, 1.0, sp, modules)
-    yield Collective(f"{what} reduce", "tp_comm", "all_reduce", "tp", size, 0.0, on & ~sp, modules)
+    yield Collective(f"{what} scatter", "tp_comm", "reduce_scatter", "tp", size, 1.0, 1.0, sp, modules)
+    yield Collective(f"{what} reduce", "tp_comm", "all_reduce", "tp", size, 1.0, 0.0, on & ~sp, modules)
 
 
 def _context_exchange(low: Lowered) -> Iterator[Operator]:
@@ -207,10 +209,10 @@ def _context_exchange(low: Lowered) -> Iterator[Operator]:
     swap = on & table.is_word("cp_comm_type", "a2a")
     gather = on & table.is_word("cp_comm_type", "all_gather")
     # The backward ring carries keys, values and their gradients.
-    yield Collective("key/value ring", "cp_comm", "ring", "cp", key_value, 2.0, ring)
+    yield Collective("key/value ring", "cp_comm", "ring", "cp", key_value, 1.0, 2.0, ring)
     heads_moved = t * (low.heads * (qk + v) + low.kv_heads * (qk + v)) * _HALF
-    yield Collective("head exchange", "cp_comm", "all_to_all", "cp", heads_moved, 1.0, swap)
-    yield Collective("key/value gather", "cp_comm", "all_gather", "cp", key_value * table.cp, 2.0, gather)
+    yield Collective("head exchange", "cp_comm", "all_to_all", "cp", heads_moved, 1.0, 1.0, swap)
+    yield Collective("key/value gather", "cp_comm", "all_gather", "cp", key_value * table.cp, 1.0, 2.0, gather)
 
 
 def _residual_add(low: Lowered) -> Stream:
@@ -287,12 +289,12 @@ def _dispatch(low: Lowered) -> Iterator[Operator]:
     sent = low.routed_tokens / table.etp * h * _HALF
     exchange = (table.ep > 1) & ~gathers
     for name in ("dispatch", "combine"):
-        yield Collective(name, "ep_comm", "all_to_all", "ep", sent, 1.0, exchange, module)
+        yield Collective(name, "ep_comm", "all_to_all", "ep", sent, 1.0, 1.0, exchange, module)
     everyone = low.local_tokens * table.ep * h * _HALF
     gather = (table.ep > 1) & gathers
-    yield Collective("token gather", "ep_comm", "all_gather", "ep", everyone, 1.0, gather, module)
-    yield Collective("token scatter", "ep_comm", "reduce_scatter", "ep", everyone, 1.0, gather, module)
+    yield Collective("token gather", "ep_comm", "all_gather", "ep", everyone, 1.0, 1.0, gather, module)
+    yield Collective("token scatter", "ep_comm", "reduce_scatter", "ep", everyone, 1.0, 1.0, gather, module)
     within = low.routed_tokens * h * _HALF
     split = table.etp > 1
-    yield Collective("expert tp gather", "ep_comm", "all_gather", "etp", within, 1.0, split, module)
-    yield Collective("expert tp scatter", "ep_comm", "reduce_scatter", "etp", within, 1.0, split, module)
+    yield Collective("expert tp gather", "ep_comm", "all_gather", "etp", within, 1.0, 1.0, split, module)
+    yield Collective("expert tp scatter", "ep_comm", "reduce_scatter", "etp", within, 1.0, 1.0, split, module)

@@ -1,4 +1,4 @@
-"""What a user may give for a cluster: a short spelling, a named node design, a file, a mapping -> ``Cluster``."""
+"""What a user may give for a cluster: a spelling, a node design, a file, a mapping -> ``Cluster``."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class NodeDesign(Spec):
         """``num_nodes`` of this node."""
         if self.max_nodes is not None and num_nodes > self.max_nodes:
             raise ConfigError(
-                f"cluster: num_nodes = {num_nodes} exceeds the {self.max_nodes} nodes of {self.name}", field="num_nodes"
+                f"cluster: num_nodes = {num_nodes} exceeds the {self.max_nodes} nodes of {self.name}",
+                field="num_nodes",
             )
         return _build(gpu(self.gpu), num_nodes, self.gpus_per_node, self.overrides, f"cluster {self.name}")
 
@@ -59,7 +60,9 @@ class NodeDesign(Spec):
 @cache
 def _designs() -> dict[str, NodeDesign]:
     data = read_mapping(names.FOLDER / "clusters.yaml", what="catalog")
-    return {name: NodeDesign.build({"name": name, **data[name]}, where=f"cluster {name}") for name in sorted(data)}
+    return {
+        name: NodeDesign.build({"name": name, **data[name]}, where=f"cluster {name}") for name in sorted(data)
+    }
 
 
 def clusters() -> dict[str, NodeDesign]:
@@ -91,7 +94,7 @@ def cluster(spec: ClusterLike) -> Cluster:
 
 
 def cluster_spec(cluster: Cluster) -> str | dict[str, Any]:
-    """The short spelling when it means exactly ``cluster``; else a mapping that :func:`cluster` reads back."""
+    """The short spelling when it means exactly ``cluster``; else a mapping that reads back as it."""
     own = cluster.gpu
     known = gpu_spec(own)
     changed: dict[str, Any] = {}
@@ -126,10 +129,14 @@ def _short(text: str) -> Cluster:
     if match := _TOTAL_FIRST.match(text):
         return _whole_nodes(int(match[1]), _singular(match[2]), text)
     if text.lower() in _designs():
-        raise ConfigError(f"cluster = {text!r}: number of nodes missing; write {text.lower()}:NODES", field="cluster")
+        raise ConfigError(
+            f"cluster = {text!r}: number of nodes missing; write {text.lower()}:NODES", field="cluster"
+        )
     if found := names.find("gpus", text):
         size = node_size(gpu(found))
-        raise ConfigError(f"cluster = {text!r}: size missing; {HOW} (nearest: {found}:1x{size})", field="cluster")
+        raise ConfigError(
+            f"cluster = {text!r}: size missing; {HOW} (nearest: {found}:1x{size})", field="cluster"
+        )
     if as_file(text) is not None:
         return _mapping(read_mapping(text, what="cluster"), text)
     raise ConfigError(f"cluster = {text!r}: not understood; {HOW}", field="cluster")
@@ -151,15 +158,19 @@ def _with_shape(name: str, shape: str, text: str) -> Cluster:
         return design.cluster(_count(int(nodes), "num_nodes", text, MAX_NODES))
     one = _named_gpu(name)
     if match is None:
-        hint = f"nearest: {gpu_label(one)}:1x{node_size(one)}"
+        hint = f"nearest: {one.name}:1x{node_size(one)}"
         if re.fullmatch(r"\d{1,18}", shape) and int(shape) > 0:
             size = node_size(one)
             per_node = size if int(shape) >= size else int(shape)
-            hint = f"nearest: {gpu_label(one)}:{-(-int(shape) // size)}x{per_node} for {shape} GPUs"
-        raise ConfigError(f"cluster = {text!r}: size {shape!r} not understood; {HOW} ({hint})", field="cluster")
+            hint = f"nearest: {one.name}:{-(-int(shape) // size)}x{per_node} for {shape} GPUs"
+        raise ConfigError(
+            f"cluster = {text!r}: size {shape!r} not understood; {HOW} ({hint})", field="cluster"
+        )
     nodes_count = _count(int(match[1]), "num_nodes", text, MAX_NODES)
     limit = one.fabric.domain_size
-    return _build(one, nodes_count, _count(int(match[2]), "gpus_per_node", text, limit), {}, f"cluster {text!r}")
+    return _build(
+        one, nodes_count, _count(int(match[2]), "gpus_per_node", text, limit), {}, f"cluster {text!r}"
+    )
 
 
 def _whole_nodes(total: int, name: str, text: str) -> Cluster:
@@ -169,7 +180,7 @@ def _whole_nodes(total: int, name: str, text: str) -> Cluster:
     if total > size and total % size:
         near = max(round(total / size), 1) * size
         raise ConfigError(
-            f"cluster = {text!r}: {total} GPUs do not fill nodes of {size}; nearest: {gpu_label(one)}:{near // size}x{size} "
+            f"cluster = {text!r}: {total} GPUs do not fill nodes of {size}; nearest: {one.name}:{near // size}x{size} "
             f"({near} GPUs)",
             field="cluster",
         )
@@ -190,16 +201,12 @@ def _singular(name: str) -> str:
     return plain[:-1] if plain[-1:] in "sS" and names.find("gpus", plain) is None else plain
 
 
-def gpu_label(one: GPU) -> str:
-    """The name to write for ``one`` in a short spelling."""
-    return one.name
-
-
 def _count(value: int, field: str, text: str, limit: int) -> int:
     if not 1 <= value <= limit:
         nearest = 1 if value < 1 else limit
         raise ConfigError(
-            f"cluster = {text!r}: {field} = {value} is out of range (1 to {limit}, nearest: {nearest})", field=field
+            f"cluster = {text!r}: {field} = {value} is out of range (1 to {limit}, nearest: {nearest})",
+            field=field,
         )
     return value
 
@@ -217,7 +224,9 @@ def _mapping(data: Mapping[str, Any], where: str) -> Cluster:
         fields = merge(usual, fields, ("fabric", "nic"))
     for key in ("gpu", "num_nodes"):
         if key not in fields:
-            raise ConfigError(f"{where}: {key} is missing (a mapping needs gpu, num_nodes, gpus_per_node)", field=key)
+            raise ConfigError(
+                f"{where}: {key} is missing (a mapping needs gpu, num_nodes, gpus_per_node)", field=key
+            )
     one = gpu(fields.pop("gpu"))
     nodes, per_node = fields.pop("num_nodes"), fields.pop("gpus_per_node", node_size(one))
     built = _build(one, nodes, per_node, fields, where)

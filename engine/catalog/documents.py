@@ -95,13 +95,17 @@ def _parse(text: str, where: str) -> Any:
             raise ConfigError(f"{where}: {err}", field=where) from err
         except ValueError as err:
             # A YAML flow mapping also starts with a brace; only if YAML cannot read it either is it broken.
-            json_fault = f"line {err.lineno}: {err.msg}" if isinstance(err, json.JSONDecodeError) else str(err)
+            json_fault = (
+                f"line {err.lineno}: {err.msg}" if isinstance(err, json.JSONDecodeError) else str(err)
+            )
         except RecursionError as err:
-            raise ConfigError(f"{where}: nested too deeply (at most {MAX_DEPTH} levels)", field=where) from err
+            raise ConfigError(
+                f"{where}: nested too deeply (at most {MAX_DEPTH} levels)", field=where
+            ) from err
     else:
         json_fault = ""
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - derived from the safe loader
+        return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as err:
         raise ConfigError(f"{where}: broken {_fault(err, json_fault)}", field=where) from err
     except RecursionError as err:

@@ -33,7 +33,9 @@ def looks_like_hf_config(data: Mapping[str, Any]) -> bool:
     return bool({"model_type", "architectures", "num_hidden_layers", "n_layer", "text_config"} & set(data))
 
 
-def from_hf_config(data: Mapping[str, Any], *, where: str = "config.json", default_name: str = "custom") -> Model:
+def from_hf_config(
+    data: Mapping[str, Any], *, where: str = "config.json", default_name: str = "custom"
+) -> Model:
     """The model that a ``config.json`` describes.
 
     ``where`` names the document in errors; ``default_name`` is the name of the model when the file
@@ -101,14 +103,18 @@ class _Config:
 
 
 def _short(value: object) -> str:
-    text = " ".join(repr(value).split()) if not isinstance(value, int) or abs(value) < 10**20 else "a huge number"
+    text = (
+        " ".join(repr(value).split())
+        if not isinstance(value, int) or abs(value) < 10**20
+        else "a huge number"
+    )
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _language_part(data: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     if data.get("is_encoder_decoder") is True:
         raise UnsupportedError(
-            f"{where}: model_type {_short(data.get('model_type'))} is an encoder-decoder, only decoders are modelled",
+            f"{where}: model_type {_short(data.get('model_type'))} is an encoder-decoder, not modelled",
             field="model_type",
         )
     for key in _NESTED:
@@ -122,7 +128,9 @@ def _language_part(data: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 def _model_type(config: _Config) -> str:
     kind = config.data.get("model_type")
     if kind is None:
-        raise ConfigError(f"{config.where}: model_type is missing (known: {', '.join(SUPPORTED)})", field="model_type")
+        raise ConfigError(
+            f"{config.where}: model_type is missing (known: {', '.join(SUPPORTED)})", field="model_type"
+        )
     if kind not in SUPPORTED:
         raise UnsupportedError(
             f"{config.where}: model_type {_short(kind)} is not modelled (known: {', '.join(SUPPORTED)})",
@@ -130,7 +138,8 @@ def _model_type(config: _Config) -> str:
         )
     if config.data.get("vision_config") is not None:
         raise UnsupportedError(
-            f"{config.where}: model_type {_short(kind)} is multimodal without a text_config", field="model_type"
+            f"{config.where}: model_type {_short(kind)} is multimodal without a text_config",
+            field="model_type",
         )
     return str(kind)
 
@@ -174,9 +183,11 @@ def _window(config: _Config, kind: str, layers: int) -> dict[str, Any]:
     types = config.words("layer_types")
     if types is not None:
         windowed = [word == "sliding_attention" for word in types]
-        if len(windowed) != layers or any(word not in ("sliding_attention", "full_attention") for word in types):
+        if len(windowed) != layers or any(
+            word not in ("sliding_attention", "full_attention") for word in types
+        ):
             raise UnsupportedError(
-                f"{config.where}: layer_types of model_type {kind} must name sliding_attention or full_attention "
+                f"{config.where}: layer_types of model_type {kind} needs sliding_attention or full_attention "
                 f"once for each of {layers} layers",
                 field="layer_types",
             )

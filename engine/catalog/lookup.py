@@ -10,10 +10,10 @@ from typing import Any
 from shardwise.engine.catalog import names
 from shardwise.engine.catalog.documents import read_mapping
 from shardwise.engine.catalog.hf_config import from_hf_config, looks_like_hf_config
+from shardwise.engine.catalog.keys import refuse_unknown_keys
 from shardwise.engine.cluster import GPU
 from shardwise.engine.errors import ConfigError
 from shardwise.engine.model import Model
-from shardwise.engine.catalog.keys import refuse_unknown_keys
 
 ModelLike = str | Path | Mapping[str, Any] | Model
 GpuLike = str | Path | Mapping[str, Any] | GPU

@@ -21,16 +21,30 @@ FOLDER = Path(__file__).resolve().parent
 _SEPARATORS = re.compile(r"[\s_\-,:()]+")
 _LEADING = {"models": {"meta"}, "gpus": {"nvidia", "amd", "instinct", "tesla", "radeon"}}
 _TRAILING = {
-    "models": {"instruct", "base", "hf", "chat", "it", "text", "bf16", "fp8", "v01", "v03", "0324", "2507", "bnb"},
+    "models": {
+        "instruct",
+        "base",
+        "hf",
+        "chat",
+        "it",
+        "text",
+        "bf16",
+        "fp8",
+        "v01",
+        "v03",
+        "0324",
+        "2507",
+        "bnb",
+    },
     "gpus": {"gpu", "accelerator"},
 }
 _VERSION = re.compile(r"(?<![a-z0-9])v0\.(\d)")
 
 
 def compact(kind: Kind, name: str) -> str:
-    """``name`` without case, owner, separators, maker and edition: ``meta-llama/Llama-3.1-70B`` -> ``llama3.170b``.
+    """``name`` without case, owner, separators, maker and edition.
 
-    Points stay, or ``qwen2.5-7b`` and ``qwen2-57b`` were one.
+    ``meta-llama/Llama-3.1-70B`` becomes ``llama3.170b``. Points stay, or ``qwen2.5-7b`` and ``qwen2-57b`` were one.
     """
     text = _VERSION.sub(r"v0\1", name.strip().lower())
     owner, slash, rest = text.rpartition("/")

@@ -1,0 +1,132 @@
+"""Communication of gradients and parameters over the data-parallel groups, and how much of it shows.
+
+Dense parameters are reduced over dp x cp, expert parameters over edp. DDP and ZeRO-1/2 communicate once
+per step, beside the last micro-batch's backward and the first one's forward; FSDP gathers and scatters
+per layer and micro-batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwise.engine.activations import saved_input_bytes
+from shardwise.engine.collectives import Group, place
+from shardwise.engine.costs import Pricing
+from shardwise.engine.lowering import LayerKind
+from shardwise.engine.memory import gradient_bytes, optimizer_bytes, shard_sizes
+from shardwise.engine.parameters import Parameters, layer_dense, layer_expert
+from shardwise.engine.table import Floats, Table
+
+
+@dataclass(frozen=True, slots=True)
+class _Grids:
+    """The two data-parallel groups, and their split into shard group and replicas under HSDP."""
+
+    shard: Group
+    replica: Group
+
+
+def _grids(table: Table) -> tuple[_Grids, _Grids]:
+    cluster = table.cluster
+    dense_shards, expert_shards = (s.astype(np.int64) for s in shard_sizes(table))
+    unsharded = table.is_word("dp_sharding", "none")
+    dense, expert = table.dp * table.cp, table.edp
+    dense_shards = np.where(unsharded, dense, dense_shards)
+    expert_shards = np.where(unsharded, expert, expert_shards)
+    expert_stride = table.etp * table.ep
+    return (
+        _Grids(
+            place(cluster, dense_shards, table.tp),
+            place(cluster, np.maximum(dense // dense_shards, 1), table.tp * dense_shards),
+        ),
+        _Grids(
+            place(cluster, expert_shards, expert_stride),
+            place(cluster, np.maximum(expert // expert_shards, 1), expert_stride * expert_shards),
+        ),
+    )
+
+
+def _parameter_bytes(pricing: Pricing) -> Floats:
+    """Bytes per gathered parameter: quantised with ``fp8_param_gather`` (n,)."""
+    return np.where(pricing.low.table.fp8_param_gather, saved_input_bytes(pricing.low), 2.0)
+
+
+def _reduce_seconds(pricing: Pricing, grid: _Grids, size: Floats, *, scatter: Floats) -> Floats:
+    """Reduce ``size`` bytes of gradients: scatter over the shard group, all-reduce over replicas; or
+    all-reduce where nothing is sharded (``scatter`` False)."""
+    network = pricing.network
+    over_replicas = np.where(grid.replica.size > 1, network.all_reduce(size / grid.shard.size, grid.replica), 0.0)
+    return np.where(scatter, network.reduce_scatter(size, grid.shard), network.all_reduce(size, grid.shard)) + (
+        over_replicas
+    )
+
+
+def step_exposed(
+    pricing: Pricing, parameters: Parameters, forward: Floats, backward: Floats
+) -> Floats:
+    """Seconds per step of DDP/ZeRO-1/2 communication that no compute hides (n,).
+
+    ``parameters``: of one stage's rank (n,); ``forward``/``backward``: that stage's seconds of one
+    micro-batch, beside which parameters are gathered and gradients reduced.
+    """
+    table, eff = pricing.low.table, pricing.eff
+    sharded = ~table.is_word("dp_sharding", "none")
+    reduce, gather = np.zeros(len(table)), np.zeros(len(table))
+    for grid, count in zip(_grids(table), (parameters.dense, parameters.expert), strict=True):
+        reduce = reduce + _reduce_seconds(pricing, grid, count * gradient_bytes(table), scatter=sharded)
+        size = count * _parameter_bytes(pricing)
+        gather = gather + np.where(sharded, pricing.network.all_gather(size, grid.shard), 0.0)
+    # The last bucket is ready only when the backward pass is over, the first is needed before the forward.
+    buckets = np.maximum(1.0, (parameters.dense + parameters.expert) / _BUCKET_PARAMETERS)
+    exposed = np.zeros(len(table))
+    for seconds, window, on in (
+        (reduce, backward, table.overlap_grad_reduce), (gather, forward, table.overlap_param_gather),
+    ):
+        hidden = np.where(on, np.minimum(seconds * (1 - 1 / buckets), eff.dp_overlap * window), 0.0)
+        exposed = exposed + seconds - hidden * (1 - eff.overlap_slowdown)
+    per_layer = table.is_word("dp_sharding", "fsdp", "hsdp")
+    return np.where(per_layer, 0.0, exposed)
+
+
+_BUCKET_PARAMETERS = 40e6
+"""Megatron-Core's default bucket, ``max(40e6, 1e6 * dp)`` elements (DistributedDataParallelConfig)."""
+
+
+def layer_exposed(pricing: Pricing, kind: LayerKind, forward: Floats, backward: Floats) -> tuple[Floats, Floats]:
+    """Seconds per layer and micro-batch of FSDP communication that shows, (forward, backward), each (n,).
+
+    ``forward``/``backward``: the layer's own seconds, beside which the next layer is gathered and the
+    previous one's gradient scattered.
+    """
+    low, table, eff = pricing.low, pricing.low.table, pricing.eff
+    on = table.is_word("dp_sharding", "fsdp", "hsdp")
+    if not on.any():
+        zeros = np.zeros(len(table))
+        return zeros, zeros
+    sizes = [layer_dense(low, kind), layer_expert(table.model, table) if kind.moe else np.zeros(len(table))]
+    gather, reduce = np.zeros(len(table)), np.zeros(len(table))
+    yes = np.ones(len(table))
+    for grid, count in zip(_grids(table), sizes, strict=True):
+        gather = gather + pricing.network.all_gather(count * _parameter_bytes(pricing), grid.shard)
+        reduce = reduce + _reduce_seconds(pricing, grid, count * gradient_bytes(table), scatter=yes)
+    again = np.where(table.fsdp_reshard_after_forward, gather, 0.0)
+    shown = []
+    for seconds, window in ((gather, forward), (again + reduce, backward)):
+        hidden = np.minimum(seconds, eff.fsdp_overlap * window)
+        shown.append(np.where(on, seconds - hidden * (1 - eff.overlap_slowdown), 0.0))
+    return shown[0], shown[1]
+
+
+def optimizer_seconds(pricing: Pricing, parameters: Parameters) -> Floats:
+    """Optimizer step and gradient norm over this rank's shard, memory-bound (n,).
+
+    Read gradient twice (norm, step), read and write master weights and moments, write the 16-bit weight.
+    """
+    table = pricing.low.table
+    dense_shards, expert_shards = shard_sizes(table)
+    owned = parameters.dense / dense_shards + parameters.expert / expert_shards
+    moved = 2 * gradient_bytes(table) + 2 * optimizer_bytes(table) + 2.0
+    bandwidth = table.cluster.gpu.hbm_bandwidth_bytes_per_s * pricing.eff.optimizer
+    return np.asarray(owned * moved / bandwidth)

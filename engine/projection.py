@@ -1,0 +1,217 @@
+"""Composes kernels, collectives, overlap and schedule into a training step: time, throughput, memory.
+
+1. Lower the table; price one layer of each kind, the embedding and the output head.
+2. Sum them per pipeline stage; the slowest stage sets the pace, the others show as bubble.
+3. Add pipeline transfers, exposed data-parallel communication, the optimizer and fixed step costs.
+
+The time breakdown is that of the slowest stage's critical path; its items sum to the step time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwise.engine.activations import residual_bytes
+from shardwise.engine.costs import LayerCost, Pricing, layer_cost
+from shardwise.engine.data_parallel import layer_exposed, optimizer_seconds, step_exposed
+from shardwise.engine.efficiency import matrix_peak, residual_quantiles
+from shardwise.engine.flops import flops_per_token
+from shardwise.engine.legality import check
+from shardwise.engine.lowering import LayerKind, Lowered, lower
+from shardwise.engine.memory import MemoryTable, memory_of, recomputed_share
+from shardwise.engine.parameters import Parameters, stage_parameters
+from shardwise.engine.pipeline_layout import all_stages
+from shardwise.engine.recipe import PRECISIONS, Recipe
+from shardwise.engine.results import TIME_ITEMS, Projection
+from shardwise.engine.schedule.closed_form import pipeline_seconds
+from shardwise.engine.table import Floats, Ints, Table
+from shardwise.engine.workload import embedding_operators, head_operators
+
+ENGINE_VERSION = "0.1.0"
+"""Part of every cache key: figures of different engine versions are not mixed."""
+
+Items = dict[str, Floats]
+"""``TIME_ITEMS`` -> seconds."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProjectionTable:
+    """Projections of a table's rows, each (n,)."""
+
+    step_time_s: Floats
+    tokens_per_s_per_gpu: Floats
+    tflops_per_gpu: Floats
+    mfu: Floats
+    bubble_fraction: Floats
+    breakdown: Items
+    memory: MemoryTable
+
+
+def project_table(table: Table, stages: Ints | None = None) -> ProjectionTable:
+    """Project legal recipes. ``stages`` (n, S): which to look at; by default those that can be worst."""
+    low = lower(table, stages)
+    pricing = Pricing.of(low)
+    items = _step_items(low, pricing)
+    step = np.sum(list(items.values()), axis=0)
+    world = table.cluster.world_size
+    tokens = table.gbs * table.seq_len / step / world
+    per_token = np.asarray([flops_per_token(table.model, int(s)) for s in table.seq_len])
+    tflops = tokens * per_token / 1e12
+    peaks = {code: matrix_peak(table.cluster.gpu, PRECISIONS[code]) for code in np.unique(table.precision)}
+    peak = np.asarray([peaks[code] for code in table.precision])
+    return ProjectionTable(
+        step_time_s=step,
+        tokens_per_s_per_gpu=tokens,
+        tflops_per_gpu=tflops,
+        mfu=tflops * 1e12 / peak,
+        bubble_fraction=items["bubble"] / step,
+        breakdown=items,
+        memory=memory_of(low),
+    )
+
+
+def project(recipe: Recipe, *, check_legality: bool = True) -> Projection:
+    """Project one recipe; an illegal one is answered with its violations and no figures.
+
+    ``check_legality=False`` is for recipes whose legality another framework decides; their batch and
+    world size must still divide.
+    """
+    violations = check(recipe) if check_legality else ()
+    if violations:
+        return Projection(violations=violations)
+    table = Table.of([recipe])
+    projected = project_table(table, all_stages(table))
+    tokens = float(projected.tokens_per_s_per_gpu[0])
+    low, high = residual_quantiles()["moe" if recipe.model.is_moe else "dense"]
+    return Projection(
+        violations=(),
+        step_time_s=float(projected.step_time_s[0]),
+        tokens_per_s_per_gpu=tokens,
+        tflops_per_gpu=float(projected.tflops_per_gpu[0]),
+        mfu=float(projected.mfu[0]),
+        interval80=(tokens * low, tokens * high),
+        bubble_fraction=float(projected.bubble_fraction[0]),
+        time_breakdown_s={name: float(projected.breakdown[name][0]) for name in TIME_ITEMS},
+        provenance={"measured": 0.0, "interpolated": 0.0, "simulated": 1.0},
+        memory=projected.memory.report(0),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stages:
+    """Seconds of one micro-batch on each stage looked at, by item (n, S), and over the whole pipeline (n,)."""
+
+    items: dict[str, Floats]
+    forward: Floats
+    backward: Floats
+    whole: Floats
+
+
+def _step_items(low: Lowered, pricing: Pricing) -> Items:
+    table, eff = low.table, pricing.eff
+    stages = _stage_times(low, pricing)
+    stage_total = stages.forward + stages.backward
+    slowest = stage_total.argmax(axis=1)
+    m = table.num_microbatches
+    _, bubble = pipeline_seconds(
+        table.pp, table.vpp, m, stages.whole, _pick(stage_total, slowest), table.pp_schedule
+    )
+    items = {name: np.zeros(len(table)) for name in TIME_ITEMS}
+    for name, seconds in stages.items.items():
+        items[name] = m * _pick(seconds, slowest)
+    items["bubble"] = bubble
+    items["pp_comm"] = _pipeline_transfers(low, pricing)
+    every = stage_parameters(low)
+    own = Parameters(_pick(every.dense, slowest), _pick(every.expert, slowest))
+    forward, backward = _pick(stages.forward, slowest), _pick(stages.backward, slowest)
+    items["dp_comm_exposed"] = items["dp_comm_exposed"] + step_exposed(pricing, own, forward, backward)
+    largest = Parameters(every.dense.max(axis=1), every.expert.max(axis=1))
+    items["optimizer"] = optimizer_seconds(pricing, largest)
+    busy = np.sum(list(items.values()), axis=0)
+    nodes = np.log2(max(table.cluster.num_nodes, 1))
+    items["other"] = items["other"] + eff.step_overhead_s + busy * eff.straggler * nodes
+    return items
+
+
+def _stage_times(low: Lowered, pricing: Pricing) -> _Stages:
+    """Sum layers, embedding and head per stage."""
+    table = low.table
+    shape = low.stages.shape
+    items = {name: np.zeros(shape) for name in TIME_ITEMS}
+    forward, backward, whole = np.zeros(shape), np.zeros(shape), np.zeros(len(table))
+    full = table.is_word("recompute", "full")
+    share = recomputed_share(low)
+    everywhere = _whole_model_share(table)
+
+    def add(name: str, count: Floats, seconds: Floats, total: Floats | float) -> Floats:
+        nonlocal whole
+        part = np.asarray(count * seconds[:, None])
+        items[name] = items[name] + part
+        whole = whole + total * seconds
+        return part
+
+    for kind, count in low.layers.items():
+        cost = layer_cost(pricing, kind)
+        layers = _layers_of(low, kind)
+        for name, seconds in cost.forward.items():
+            forward = forward + add(name, count, seconds, layers)
+        for name, seconds in cost.backward.items():
+            backward = backward + add(name, count, seconds, layers)
+        again = np.where(full, cost.full_recompute, cost.recompute)
+        backward = backward + add(
+            "recompute",
+            count * np.where(full[:, None], share, 1.0),
+            again,
+            layers * np.where(full, everywhere, 1.0),
+        )
+        shown = layer_exposed(pricing, kind, _total(cost, "forward"), _total(cost, "backward") + again)
+        forward = forward + add("dp_comm_exposed", count, shown[0], layers)
+        backward = backward + add("dp_comm_exposed", count, shown[1], layers)
+    for operators, where in ((embedding_operators(low), low.first), (head_operators(low), low.last)):
+        cost_of_ends = pricing.price(operators)
+        once = where.astype(np.float64)
+        for name, seconds in cost_of_ends.forward.items():
+            forward = forward + add(name, once, seconds, 1.0)
+        for name, seconds in cost_of_ends.backward.items():
+            backward = backward + add(name, once, seconds, 1.0)
+    return _Stages(items, forward, backward, whole)
+
+
+def _total(cost: LayerCost, which: str) -> Floats:
+    return np.asarray(np.sum(list(getattr(cost, which).values()), axis=0))
+
+
+def _layers_of(low: Lowered, kind: LayerKind) -> float:
+    """Layers of ``kind`` in the whole model, multi-token prediction included."""
+    model = low.table.model
+    pairs = list(zip(model.windowed_layers, model.moe_layers, strict=True))
+    pairs += [pairs[-1]] * model.mtp_num_layers
+    return float(sum(pair == (kind.windowed, kind.moe) for pair in pairs))
+
+
+def _whole_model_share(table: Table) -> Floats:
+    """Share of the whole model's layers under full recomputation (n,)."""
+    blocks = table.recompute_num_layers * table.pp * table.vpp / table.model.num_layers
+    return np.where(table.is_word("recompute_method", "block"), np.minimum(blocks, 1.0), 1.0)
+
+
+def _pipeline_transfers(low: Lowered, pricing: Pricing) -> Floats:
+    """Activation and gradient transfers between stages on the critical path, seconds per step (n,).
+
+    1F1B: each micro-batch's send and receive in both directions, and the ramp. Interleaved with overlap:
+    the ramp, and the start-up latency of every transfer; without overlap vpp times as many as 1F1B.
+    """
+    table, cluster = low.table, low.table.cluster
+    apart = cluster.world_size // table.pp >= cluster.scale_up_size
+    hop = pricing.network.point_to_point(residual_bytes(low), apart)
+    start = pricing.network.point_to_point(np.zeros(len(table)), apart)
+    m, v = table.num_microbatches, table.vpp
+    hidden = (v > 1) & table.overlap_p2p_comm
+    steady = np.where(hidden, m * v * start, m * v * hop)
+    return np.where(table.pp > 1, 2 * (steady + (table.pp - 1) * hop), 0.0)
+
+
+def _pick(columns: Floats, index: Ints) -> Floats:
+    return np.asarray(np.take_along_axis(columns, index[:, None], axis=1)[:, 0])
