@@ -56,7 +56,13 @@ def main() -> None:
         sys.stdout.write(json.dumps(figures, indent=2) + "\n")
         return
     for name, value in figures.items():
-        shown = " ".join(value) if isinstance(value, list) else f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
+        shown = (
+            " ".join(value)
+            if isinstance(value, list)
+            else f"{value:,.4g}"
+            if value < 1e4
+            else f"{value:,.0f}"
+        )
         sys.stdout.write(f"{name:32} {shown}\n")
 
 

@@ -17,6 +17,7 @@ from shardwise.engine.recipe import Recipe
 from shardwise.engine.results import MemoryReport, Projection, Violation
 
 if TYPE_CHECKING:
+    from shardwise.agent.request import TuneRequest
     from shardwise.agent.session import TuneResult
     from shardwise.engine.frameworks import Exported
     from shardwise.engine.sweep import SweepResult
@@ -114,6 +115,36 @@ def sweep(
 
     held = tuple(fields) if fixed is None else tuple(fixed)
     return engine_sweep.sweep(recipe_of(base, fields), axes, fixed=held, margin=margin, top=top)
+
+
+def tune(
+    request: str | TuneRequest = "",
+    *,
+    out: str | Path | None = None,
+    resume: str | Path | None = None,
+    **fields: Any,
+) -> TuneResult:
+    """Search for the fastest recipe; the result, the run folder and the trace are on disk when this returns.
+
+    Args:
+        request: plain words (``"tune Mixtral 8x22B on 32 MI355X"``) or a validated request.
+        out: the run folder; None = a new one below ``runs``.
+        resume: the folder of an interrupted run to go on with; then no request is needed.
+        fields: fields of the request, winning over the words: ``model``, ``cluster``, ``gbs``, ``seq_len``,
+            ``fixed={"tp": 1}``, ``recipe={...}`` to start from, ``budget_calls``, ``llm`` and so on.
+
+    Raises:
+        ConfigError: the request cannot be understood, or the run folder cannot be used.
+    """
+    from shardwise.agent import session
+    from shardwise.agent.request import TuneRequest
+
+    if isinstance(request, TuneRequest):
+        asked: TuneRequest | None = request.with_(**fields) if fields else request
+    else:
+        asked = None if resume is not None else TuneRequest.of(request, **fields)
+    folder = None if out is None else Path(out)
+    return session.tune(asked, out=folder, resume=None if resume is None else Path(resume))
 
 
 def export(recipe: RecipeLike, to: str, **fields: Any) -> Exported:

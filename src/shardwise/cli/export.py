@@ -29,7 +29,8 @@ def export(
         str, typer.Option("--to", metavar="FRAMEWORK", help="megatron-lm or primus.", show_default=False)
     ],
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write here, not to stdout.", show_default=False)
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Write here, not to stdout.", show_default=False),
     ] = None,
     json_: JsonFlag = False,
 ) -> None:
@@ -82,11 +83,14 @@ def import_(
         typer.Option("--from", metavar="FRAMEWORK", help="Unset: recognised.", show_default=False),
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", metavar="TEXT", help="When the file does not say.", show_default=False)
+        str | None,
+        typer.Option("--model", metavar="TEXT", help="When the file does not say.", show_default=False),
     ] = None,
     cluster: Annotated[
         str | None,
-        typer.Option("--cluster", "--gpus", metavar="TEXT", help="When the file does not say.", show_default=False),
+        typer.Option(
+            "--cluster", "--gpus", metavar="TEXT", help="When the file does not say.", show_default=False
+        ),
     ] = None,
     json_: JsonFlag = False,
 ) -> None:

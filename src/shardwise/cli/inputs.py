@@ -17,7 +17,16 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 _FLAG = re.compile(r"(?:^|\s)--[a-z][a-z0-9-]+")
-_BOOLS = {"true": True, "on": True, "yes": True, "1": True, "false": False, "off": False, "no": False, "0": False}
+_BOOLS = {
+    "true": True,
+    "on": True,
+    "yes": True,
+    "1": True,
+    "false": False,
+    "off": False,
+    "no": False,
+    "0": False,
+}
 
 
 def read(given: Given) -> Recipe:
@@ -32,7 +41,9 @@ def read(given: Given) -> Recipe:
     if "model" not in data:
         raise ConfigError("model is missing: give a RECIPE file, or --model and --cluster", field="model")
     if "cluster" not in data:
-        raise ConfigError("cluster is missing: add --cluster GPU:NODESxGPUS, e.g. mi355x:4x8", field="cluster")
+        raise ConfigError(
+            "cluster is missing: add --cluster GPU:NODESxGPUS, e.g. mi355x:4x8", field="cluster"
+        )
     return load_recipe(data, where=_where(given.source))
 
 
@@ -108,7 +119,9 @@ def write_file(path: Path, text: str, *, field: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as err:
-        raise ConfigError(f"{field} = {str(path)!r}: cannot be written ({err.strerror})", field=field) from err
+        raise ConfigError(
+            f"{field} = {str(path)!r}: cannot be written ({err.strerror})", field=field
+        ) from err
 
 
 def recipe_yaml(recipe: Mapping[str, Any]) -> str:

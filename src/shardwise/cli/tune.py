@@ -35,7 +35,9 @@ def tune(
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option("--resume", metavar="RUN_DIR", help="Go on with an interrupted run.", show_default=False),
+        typer.Option(
+            "--resume", metavar="RUN_DIR", help="Go on with an interrupted run.", show_default=False
+        ),
     ] = None,
     llm: Annotated[
         str | None,
@@ -72,7 +74,9 @@ def tune(
     ] = None,
     margin: Annotated[
         float | None,
-        typer.Option("--margin", metavar="X", help="Share of memory that must stay free.", show_default=False),
+        typer.Option(
+            "--margin", metavar="X", help="Share of memory that must stay free.", show_default=False
+        ),
     ] = None,
     seed: Annotated[
         int | None, typer.Option("--seed", metavar="N", help="Breaks ties.", show_default=False)

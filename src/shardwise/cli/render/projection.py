@@ -27,7 +27,9 @@ def figures(document: Mapping[str, Any]) -> Table:
     )
     table.add_row("bubble", f"{percent(document['bubble_fraction'])} of the step")
     shares = document.get("provenance") or {}
-    table.add_row("figures are", ", ".join(f"{percent(v)} {k}" for k, v in shares.items() if v) or "simulated")
+    table.add_row(
+        "figures are", ", ".join(f"{percent(v)} {k}" for k, v in shares.items() if v) or "simulated"
+    )
     return table
 
 
@@ -46,7 +48,9 @@ def projection(document: Mapping[str, Any], *, head: RenderableType | None = Non
     parts: list[RenderableType] = [head, Text()] if head is not None else []
     if not document["legal"]:
         n = len(document["violations"])
-        title = Text(f"illegal: {n} rule{'s' if n > 1 else ''} broken, so there is no figure", style="bold red")
+        title = Text(
+            f"illegal: {n} rule{'s' if n > 1 else ''} broken, so there is no figure", style="bold red"
+        )
         return Group(*parts, title, violations(document["violations"]))
     parts += [verdict_line(document["memory"]), Text(), figures(document), Text()]
     parts += [Text("Where a step's time goes", style="bold"), time_bars(document["time_breakdown_s"]), Text()]

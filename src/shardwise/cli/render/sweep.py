@@ -27,7 +27,9 @@ def sweep(document: Mapping[str, Any], *, base: Mapping[str, Any]) -> Group:
         Text(),
     ]
     if not best:
-        parts.append(Text("Nothing that is legal fits: more GPUs, a smaller batch or fewer fixed fields.", "bold red"))
+        parts.append(
+            Text("Nothing that is legal fits: more GPUs, a smaller batch or fewer fixed fields.", "bold red")
+        )
         return Group(*parts)
     differing, shared = _differing([row["recipe"] for row in best])
     if shared:

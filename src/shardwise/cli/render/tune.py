@@ -120,7 +120,9 @@ def _why(choices: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
 
 def _values(values: Mapping[str, Any]) -> str:
     first = next(iter(values))
-    rest = [f"{name.removeprefix(first + '_')}={word(value)}" for name, value in values.items() if name != first]
+    rest = [
+        f"{name.removeprefix(first + '_')}={word(value)}" for name, value in values.items() if name != first
+    ]
     return " ".join([word(values[first]), *rest])
 
 

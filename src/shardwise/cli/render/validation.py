@@ -40,17 +40,20 @@ def _summary(summary: Mapping[str, Any]) -> Table:
     table.add_row("cases", f"{summary['n']}, of which scored {summary['scored']}")
     table.add_row(
         "throughput error",
-        f"median {_pct(summary['median_abs_error_pct'])}, 90th percentile {_pct(summary['p90_abs_error_pct'])}, "
-        f"worst {_pct(summary['max_abs_error_pct'])}",
+        f"median {_pct(summary['median_abs_error_pct'])}, "
+        f"90th percentile {_pct(summary['p90_abs_error_pct'])}, worst {_pct(summary['max_abs_error_pct'])}",
     )
-    table.add_row("bias", f"{signed_percent(summary['bias_pct'])} (positive: promises more than was measured)")
+    table.add_row(
+        "bias", f"{signed_percent(summary['bias_pct'])} (positive: promises more than was measured)"
+    )
     table.add_row("80% interval", f"held {percent(summary['interval80_coverage'])} of the measured values")
     memory = summary["memory"]
     table.add_row("memory error", f"median {_pct(memory['median_abs_error_pct'])} over {memory['n']} cases")
     oom = summary["oom"]
     table.add_row(
         "out of memory",
-        f"{oom['caught']} of {oom['n']} caught, {oom['false_alarms']} false alarms among {oom['ran']} that ran",
+        f"{oom['caught']} of {oom['n']} caught, "
+        f"{oom['false_alarms']} false alarms among {oom['ran']} that ran",
     )
     return table
 
