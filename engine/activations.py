@@ -21,8 +21,13 @@ _HALF = 2.0
 """Bytes of a BF16 or FP16 element."""
 
 _SAVED_INPUT_BYTES: dict[str, float] = {
-    "bf16": 2.0, "fp16": 2.0, "fp8-delayed": 1.0, "fp8-tensorwise": 1.0, "fp8-blockwise": 1.03125,
-    "mxfp8": 1.03125, "nvfp4": 0.5625,
+    "bf16": 2.0,
+    "fp16": 2.0,
+    "fp8-delayed": 1.0,
+    "fp8-tensorwise": 1.0,
+    "fp8-blockwise": 1.03125,
+    "mxfp8": 1.03125,
+    "nvfp4": 0.5625,
 }
 """Bytes per element of a linear's input kept for its weight gradient: the quantised copy, its scales
 included (blocks of 128 with FP32, of 32 with E8M0, of 16 with E4M3)."""
@@ -91,10 +96,14 @@ def _attention(low: Lowered) -> list[Saved]:
         if model.qk_layernorm:
             # The norms keep their inputs; attention keeps their outputs.
             items.append(Saved("qk norm inputs", _HALF * (query + low.kv_heads * qk * t), None))
-    # Softmax statistics of flash attention (FP32), or scores and probabilities: 5 a s^2 b of the paper's eq. 1.
+    # Softmax statistics of flash attention (FP32), or the 5 a s^2 b of the paper's eq. 1.
     keys = table.seq_len
     items += [
-        Saved("attention softmax", np.where(unfused, 5.0 * low.heads * t * keys, 4.0 * low.heads * t), "core_attn"),
+        Saved(
+            "attention softmax",
+            np.where(unfused, 5.0 * low.heads * t * keys, 4.0 * low.heads * t),
+            "core_attn",
+        ),
         Saved("attention output", _HALF * out, None),
         # In a quantised linear the projection keeps its own copy.
         Saved("projection input", np.where(linear < _HALF, linear * out, 0.0), None),

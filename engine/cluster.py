@@ -85,7 +85,11 @@ class Cluster(Spec):
     def _inherit(cls, data: object) -> object:
         if isinstance(data, dict) and "gpu" in data:
             gpu = data["gpu"]
-            own = gpu if isinstance(gpu, dict) else {"fabric": getattr(gpu, "fabric", None), "nic": getattr(gpu, "nic", None)}
+            own = (
+                gpu
+                if isinstance(gpu, dict)
+                else {"fabric": getattr(gpu, "fabric", None), "nic": getattr(gpu, "nic", None)}
+            )
             return {"fabric": own.get("fabric"), "nic": own.get("nic"), **data}
         return data
 
@@ -106,4 +110,6 @@ class Cluster(Spec):
     @property
     def scale_up_size(self) -> int:
         """GPUs that reach each other over the scale-up fabric: a node, or a rack when it spans nodes."""
-        return min(self.fabric.domain_size, self.world_size) if self.fabric.spans_nodes else self.gpus_per_node
+        return (
+            min(self.fabric.domain_size, self.world_size) if self.fabric.spans_nodes else self.gpus_per_node
+        )

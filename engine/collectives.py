@@ -91,8 +91,14 @@ class Network:
         steps = 2 * np.ceil(np.log2(np.maximum(group.domains, 1)))
         return np.asarray(self._latency(group, steps) + moved / self.ring_bandwidth(group))
 
-    def all_to_all(self, sent_bytes: Floats, group: Group, *, tokens_once_per_domain: Floats | float = 1.0,
-                   fused: np.ndarray | bool = False) -> Floats:
+    def all_to_all(
+        self,
+        sent_bytes: Floats,
+        group: Group,
+        *,
+        tokens_once_per_domain: Floats | float = 1.0,
+        fused: np.ndarray | bool = False,
+    ) -> Floats:
         """Each member sends ``sent_bytes`` spread evenly over the group.
 
         Traffic inside the domain and between domains runs side by side. ``tokens_once_per_domain``
@@ -104,7 +110,9 @@ class Network:
         inside = sent_bytes * (group.local - 1) / group.size / (self.fabric(group) * share)
         between = sent_bytes * (group.size - group.local) / group.size * tokens_once_per_domain
         between = between / (self.nic(group) * share)
-        peers = (group.local - 1) * self.cluster.fabric.latency_s + (group.domains - 1) * self.cluster.nic.latency_s
+        peers = (group.local - 1) * self.cluster.fabric.latency_s + (
+            group.domains - 1
+        ) * self.cluster.nic.latency_s
         latency = np.where(group.size > 1, eff.collective_launch_s + peers, 0.0)
         return np.asarray(latency + np.maximum(inside, between))
 
@@ -112,7 +120,9 @@ class Network:
         """One message to one peer over one fabric link (mesh), the fabric (switch) or the NIC."""
         fabric = self.cluster.fabric
         links = max(fabric.domain_size - 1, 1) if fabric.kind == "mesh" else 1
-        inside = fabric.latency_s + sent_bytes / (fabric.bandwidth_bytes_per_s * self.efficiency.fabric / links)
+        inside = fabric.latency_s + sent_bytes / (
+            fabric.bandwidth_bytes_per_s * self.efficiency.fabric / links
+        )
         outside = self.cluster.nic.latency_s + sent_bytes / (
             self.cluster.nic.bandwidth_bytes_per_s * self.efficiency.nic
         )

@@ -93,7 +93,9 @@ class Pricing:
             launch = self.eff.kernel_launch_s
             return (
                 streaming_seconds(op.forward_bytes, bandwidth=bandwidth, launch_s=launch, kernels=op.kernels),
-                streaming_seconds(op.backward_bytes, bandwidth=bandwidth, launch_s=launch, kernels=op.kernels),
+                streaming_seconds(
+                    op.backward_bytes, bandwidth=bandwidth, launch_s=launch, kernels=op.kernels
+                ),
             )
         return self._collective(op)
 
@@ -103,13 +105,25 @@ class Pricing:
         if op.grouped:
             rate = rate * eff.grouped_gemm
         size = saved_input_bytes(self.low) if op.quantised else np.full_like(self.rate, 2.0)
-        common = {
-            "rate": rate, "bandwidth": self.hbm, "compute_units": cluster.gpu.compute_units,
-            "launch_s": eff.kernel_launch_s, "groups": op.groups, "element_bytes": size,
-        }
-        forward = gemm_seconds(op.m, op.n, op.k, **common)
-        dgrad = gemm_seconds(op.m, op.k, op.n, **common)
-        wgrad = gemm_seconds(op.k, op.n, op.m, **common)
+
+        def product(m: Floats, n: Floats, k: Floats) -> Floats:
+            return gemm_seconds(
+                m,
+                n,
+                k,
+                rate=rate,
+                bandwidth=self.hbm,
+                compute_units=cluster.gpu.compute_units,
+                launch_s=eff.kernel_launch_s,
+                groups=op.groups,
+                element_bytes=size,
+            )
+
+        forward, dgrad, wgrad = (
+            product(op.m, op.n, op.k),
+            product(op.m, op.k, op.n),
+            product(op.k, op.n, op.m),
+        )
         # Quantising reads 16 bits and writes both layouts; weights are cast once per step, not counted.
         cast = np.where(size < 2.0, (2.0 + 2 * size) / self.hbm, 0.0)
         groups = np.asarray(op.groups)
@@ -121,16 +135,22 @@ class Pricing:
         unfused = table.is_word("attention_backend", "unfused")
         slow = np.where(unfused, eff.unfused_attention, 1.0)
         scores = np.where(unfused, op.unfused_bytes, 0.0) / self.hbm
-        common = {"head_dim": op.head_dim, "bandwidth": self.hbm, "launch_s": eff.kernel_launch_s}
         # The unfused path cannot skip the masked half.
         flops = op.flops * np.where(unfused, 2.0, 1.0)
-        forward = attention_seconds(
-            flops, rate=peak * eff.attention_forward * slow, bytes_moved=op.bytes, **common
-        )
+
+        def kernel(flops: Floats, share: float, bytes_moved: Floats) -> Floats:
+            return attention_seconds(
+                flops,
+                rate=peak * share * slow,
+                head_dim=op.head_dim,
+                bytes_moved=bytes_moved,
+                bandwidth=self.hbm,
+                launch_s=eff.kernel_launch_s,
+            )
+
+        forward = kernel(flops, eff.attention_forward, op.bytes)
         factor = np.where(unfused, 2.0, _ATTENTION_BACKWARD_FLOPS)
-        backward = attention_seconds(
-            factor * flops, rate=peak * eff.attention_backward * slow, bytes_moved=2.5 * op.bytes, **common
-        )
+        backward = kernel(factor * flops, eff.attention_backward, 2.5 * op.bytes)
         return forward + scores, backward + 2 * scores
 
     def _collective(self, op: Collective) -> tuple[Floats, Floats]:
@@ -214,10 +234,12 @@ def _overlap(pricing: Pricing, cost: Cost) -> None:
     ep_hidden = np.where(table.overlap_moe_expert_parallel_comm, eff.ep_overlap, 0.0)
     ring = table.is_word("cp_comm_type", "p2p")
     for times, default in ((cost.forward, 0.0), (cost.backward, eff.backward_tp_overlap)):
-        compute = times.get("attention", 0.0) + times.get("mlp", 0.0) + times.get("moe", 0.0)
+        compute = np.sum([times[bucket] for bucket in ("attention", "mlp", "moe") if bucket in times], axis=0)
         _hide(times, "tp_comm", np.maximum(tp_hidden, default), compute, eff)
         _hide(times, "ep_comm", ep_hidden, compute, eff)
-        _hide(times, "cp_comm", np.where(ring, 1.0, 0.0), eff.cp_overlap * np.asarray(times["attention"]), eff)
+        _hide(
+            times, "cp_comm", np.where(ring, 1.0, 0.0), eff.cp_overlap * np.asarray(times["attention"]), eff
+        )
 
 
 def _hide(times: Times, bucket: str, share: Floats, window: Floats, eff: Efficiency) -> None:
@@ -225,4 +247,3 @@ def _hide(times: Times, bucket: str, share: Floats, window: Floats, eff: Efficie
         return
     hidden = np.minimum(share * times[bucket], window)
     times[bucket] = times[bucket] - hidden * (1 - eff.overlap_slowdown)
-

@@ -17,7 +17,7 @@ from shardwise.engine.costs import Pricing
 from shardwise.engine.lowering import LayerKind
 from shardwise.engine.memory import gradient_bytes, optimizer_bytes, shard_sizes
 from shardwise.engine.parameters import Parameters, layer_dense, layer_expert
-from shardwise.engine.table import Floats, Table
+from shardwise.engine.table import Bools, Floats, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +53,19 @@ def _parameter_bytes(pricing: Pricing) -> Floats:
     return np.where(pricing.low.table.fp8_param_gather, saved_input_bytes(pricing.low), 2.0)
 
 
-def _reduce_seconds(pricing: Pricing, grid: _Grids, size: Floats, *, scatter: Floats) -> Floats:
+def _reduce_seconds(pricing: Pricing, grid: _Grids, size: Floats, *, scatter: Bools) -> Floats:
     """Reduce ``size`` bytes of gradients: scatter over the shard group, all-reduce over replicas; or
     all-reduce where nothing is sharded (``scatter`` False)."""
     network = pricing.network
-    over_replicas = np.where(grid.replica.size > 1, network.all_reduce(size / grid.shard.size, grid.replica), 0.0)
-    return np.where(scatter, network.reduce_scatter(size, grid.shard), network.all_reduce(size, grid.shard)) + (
-        over_replicas
+    over_replicas = np.where(
+        grid.replica.size > 1, network.all_reduce(size / grid.shard.size, grid.replica), 0.0
     )
+    return np.where(
+        scatter, network.reduce_scatter(size, grid.shard), network.all_reduce(size, grid.shard)
+    ) + (over_replicas)
 
 
-def step_exposed(
-    pricing: Pricing, parameters: Parameters, forward: Floats, backward: Floats
-) -> Floats:
+def step_exposed(pricing: Pricing, parameters: Parameters, forward: Floats, backward: Floats) -> Floats:
     """Seconds per step of DDP/ZeRO-1/2 communication that no compute hides (n,).
 
     ``parameters``: of one stage's rank (n,); ``forward``/``backward``: that stage's seconds of one
@@ -82,7 +82,8 @@ def step_exposed(
     buckets = np.maximum(1.0, (parameters.dense + parameters.expert) / _BUCKET_PARAMETERS)
     exposed = np.zeros(len(table))
     for seconds, window, on in (
-        (reduce, backward, table.overlap_grad_reduce), (gather, forward, table.overlap_param_gather),
+        (reduce, backward, table.overlap_grad_reduce),
+        (gather, forward, table.overlap_param_gather),
     ):
         hidden = np.where(on, np.minimum(seconds * (1 - 1 / buckets), eff.dp_overlap * window), 0.0)
         exposed = exposed + seconds - hidden * (1 - eff.overlap_slowdown)
@@ -94,7 +95,9 @@ _BUCKET_PARAMETERS = 40e6
 """Megatron-Core's default bucket, ``max(40e6, 1e6 * dp)`` elements (DistributedDataParallelConfig)."""
 
 
-def layer_exposed(pricing: Pricing, kind: LayerKind, forward: Floats, backward: Floats) -> tuple[Floats, Floats]:
+def layer_exposed(
+    pricing: Pricing, kind: LayerKind, forward: Floats, backward: Floats
+) -> tuple[Floats, Floats]:
     """Seconds per layer and micro-batch of FSDP communication that shows, (forward, backward), each (n,).
 
     ``forward``/``backward``: the layer's own seconds, beside which the next layer is gathered and the
@@ -107,7 +110,7 @@ def layer_exposed(pricing: Pricing, kind: LayerKind, forward: Floats, backward: 
         return zeros, zeros
     sizes = [layer_dense(low, kind), layer_expert(table.model, table) if kind.moe else np.zeros(len(table))]
     gather, reduce = np.zeros(len(table)), np.zeros(len(table))
-    yes = np.ones(len(table))
+    yes = np.ones(len(table), dtype=np.bool_)
     for grid, count in zip(_grids(table), sizes, strict=True):
         gather = gather + pricing.network.all_gather(count * _parameter_bytes(pricing), grid.shard)
         reduce = reduce + _reduce_seconds(pricing, grid, count * gradient_bytes(table), scatter=yes)

@@ -147,4 +147,4 @@ def matrix_peak(gpu: GPU, precision: str) -> float:
             f"precision={precision}: {gpu.name} has no {form} matrix units; allowed: {', '.join(known)}",
             field="precision",
         )
-    return peaks[form]  # type: ignore[index]
+    return peaks[form]

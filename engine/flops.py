@@ -54,8 +54,12 @@ def _attention_weights(model: Model) -> float:
 @lru_cache(maxsize=256)
 def attention_flops_per_token(model: Model, seq_len: int) -> float:
     """Forward FLOPs per token of scores and values in all layers, causal, window respected."""
-    layers = sum(attended(seq_len, model.window_size if windowed else None) for windowed in model.windowed_layers)
-    layers += model.mtp_num_layers * attended(seq_len, model.window_size if model.windowed_layers[-1] else None)
+    layers = sum(
+        attended(seq_len, model.window_size if windowed else None) for windowed in model.windowed_layers
+    )
+    layers += model.mtp_num_layers * attended(
+        seq_len, model.window_size if model.windowed_layers[-1] else None
+    )
     return 2 * model.num_attention_heads * sum(head_dims(model)) * layers
 
 

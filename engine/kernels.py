@@ -21,8 +21,16 @@ _K_PROLOGUE = 128.0
 
 
 def gemm_seconds(
-    m: Number, n: Number, k: Number, *, rate: Number, bandwidth: float, compute_units: int,
-    launch_s: float, groups: Number = 1.0, element_bytes: Number = 2.0,
+    m: Number,
+    n: Number,
+    k: Number,
+    *,
+    rate: Number,
+    bandwidth: float,
+    compute_units: int,
+    launch_s: float,
+    groups: Number = 1.0,
+    element_bytes: Number = 2.0,
 ) -> Floats:
     """``groups`` products of (m x k) by (k x n).
 
@@ -54,10 +62,13 @@ def attention_seconds(
     """
     shape = min(1.0, 0.5 + 0.5 * head_dim / 128.0)
     return np.asarray(
-        np.maximum(np.asarray(flops) / (np.asarray(rate) * shape), np.asarray(bytes_moved) / bandwidth) + launch_s
+        np.maximum(np.asarray(flops) / (np.asarray(rate) * shape), np.asarray(bytes_moved) / bandwidth)
+        + launch_s
     )
 
 
-def streaming_seconds(bytes_moved: Number, *, bandwidth: float, launch_s: float, kernels: float = 1.0) -> Floats:
+def streaming_seconds(
+    bytes_moved: Number, *, bandwidth: float, launch_s: float, kernels: float = 1.0
+) -> Floats:
     """Element-wise work: bytes over bandwidth, never less than its kernels take to launch."""
     return np.asarray(np.asarray(bytes_moved) / bandwidth + kernels * launch_s)

@@ -62,7 +62,9 @@ def lower(table: Table, stages: Ints | None = None) -> Lowered:
     counts = _cumulative(model)
     spans = [layer_range(table, which, chunk) for chunk in range(int(table.vpp.max()))]
     for kind, cumulative in counts.items():
-        layers[kind] = sum((cumulative[end] - cumulative[start] for start, end in spans), np.zeros(which.shape))
+        layers[kind] = sum(
+            (cumulative[end] - cumulative[start] for start, end in spans), np.zeros(which.shape)
+        )
     if model.mtp_num_layers:
         kind = LayerKind(windowed=model.windowed_layers[-1], moe=model.moe_layers[-1])
         layers[kind] = layers[kind] + np.where(last, model.mtp_num_layers, 0)

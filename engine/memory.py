@@ -92,8 +92,11 @@ def memory_of(low: Lowered) -> MemoryTable:
     moving = activations + temporary + communication
     overhead = _CONTEXT_BYTES[low.table.cluster.gpu.vendor] + _FRAGMENTATION * moving
     items = {
-        **states, "activations": activations, "temporary": temporary,
-        "communication": communication, "overhead": overhead,
+        **states,
+        "activations": activations,
+        "temporary": temporary,
+        "communication": communication,
+        "overhead": overhead,
     }
     items = {name: np.ceil(items[name]) for name in MEMORY_ITEMS}
     total = np.sum(list(items.values()), axis=0)
@@ -147,7 +150,9 @@ def weight_bytes(low: Lowered) -> Floats:
     """Bytes per parameter of the compute weights: 16-bit, plus quantised copies for both GEMM layouts
     that Transformer Engine caches between micro-batches; with ``fp8_param_gather`` only those (n,)."""
     quantised = saved_input_bytes(low)
-    return np.where(quantised >= 2.0, 2.0, np.where(low.table.fp8_param_gather, 2 * quantised, 2.0 + 2 * quantised))
+    return np.where(
+        quantised >= 2.0, 2.0, np.where(low.table.fp8_param_gather, 2 * quantised, 2.0 + 2 * quantised)
+    )
 
 
 def gradient_bytes(table: Table) -> Floats:
@@ -184,7 +189,7 @@ def _activations(low: Lowered) -> Floats:
 
 
 def _total_layers(low: Lowered) -> Floats:
-    return np.sum(list(low.layers.values()), axis=0)
+    return np.asarray(np.sum(list(low.layers.values()), axis=0))
 
 
 def _recomputed_layers(low: Lowered) -> Floats:
@@ -219,7 +224,9 @@ def _temporary(low: Lowered) -> Floats:
     """The largest passing need: a layer's backward (after its recomputation), or logits and loss (n, S)."""
     table = low.table
     full = table.is_word("recompute", "full")
-    unit = np.where(table.is_word("recompute_method", "uniform"), np.maximum(table.recompute_num_layers, 1), 1)
+    unit = np.where(
+        table.is_word("recompute_method", "uniform"), np.maximum(table.recompute_num_layers, 1), 1
+    )
     working = np.zeros(len(table))
     for kind in low.layers:
         everything, kept = layer_saved(low, kind)
@@ -273,7 +280,8 @@ def _communication(low: Lowered) -> Floats:
     """Communicators in use, DeepEP buffers and pipeline receive buffers (n, S)."""
     table = low.table
     groups = sum(
-        (size > 1).astype(np.float64) for size in (table.tp, table.pp, table.cp, table.ep, table.dp * table.cp)
+        (size > 1).astype(np.float64)
+        for size in (table.tp, table.pp, table.cp, table.ep, table.dp * table.cp)
     )
     deepep = table.is_word("moe_token_dispatcher", "deepep", "hybridep") & (table.ep > 1)
     pipeline = np.where(table.pp > 1, 4 * residual_bytes(low), 0.0)

@@ -78,13 +78,16 @@ class Model(Spec):
     def _consistent(self) -> Self:
         if self.num_attention_heads % self.num_query_groups:
             raise ValueError(
-                f"num_query_groups={self.num_query_groups} must divide num_attention_heads={self.num_attention_heads}"
+                f"num_query_groups={self.num_query_groups} must divide "
+                f"num_attention_heads={self.num_attention_heads}"
             )
         if self.num_experts is not None:
             if self.moe_ffn_hidden_size is None:
                 raise ValueError("moe_ffn_hidden_size is needed when num_experts is set")
             if self.moe_router_topk > self.num_experts:
-                raise ValueError(f"moe_router_topk={self.moe_router_topk} exceeds num_experts={self.num_experts}")
+                raise ValueError(
+                    f"moe_router_topk={self.moe_router_topk} exceeds num_experts={self.num_experts}"
+                )
         if self.num_dense_layers > self.num_layers:
             raise ValueError(f"num_dense_layers={self.num_dense_layers} exceeds num_layers={self.num_layers}")
         if self.multi_latent_attention:

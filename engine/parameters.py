@@ -134,4 +134,3 @@ def _count(model: Model, *, active: bool) -> int:
     tables = 1 if model.share_embeddings_and_output_weights else 2
     position = model.max_position_embeddings * h if model.position_embedding_type == "learned_absolute" else 0
     return round(total + tables * model.vocab_size * h + position + _norm(model, h))
-

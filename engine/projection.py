@@ -9,6 +9,7 @@ The time breakdown is that of the slowest stage's critical path; its items sum t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,10 +58,9 @@ def project_table(table: Table, stages: Ints | None = None) -> ProjectionTable:
     step = np.sum(list(items.values()), axis=0)
     world = table.cluster.world_size
     tokens = table.gbs * table.seq_len / step / world
-    per_token = np.asarray([flops_per_token(table.model, int(s)) for s in table.seq_len])
+    per_token = _per_value(table.seq_len, lambda length: flops_per_token(table.model, length))
     tflops = tokens * per_token / 1e12
-    peaks = {code: matrix_peak(table.cluster.gpu, PRECISIONS[code]) for code in np.unique(table.precision)}
-    peak = np.asarray([peaks[code] for code in table.precision])
+    peak = _per_value(table.precision, lambda code: matrix_peak(table.cluster.gpu, PRECISIONS[code]))
     return ProjectionTable(
         step_time_s=step,
         tokens_per_s_per_gpu=tokens,
@@ -101,7 +101,7 @@ def project(recipe: Recipe, *, check_legality: bool = True) -> Projection:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Stages:
-    """Seconds of one micro-batch on each stage looked at, by item (n, S), and over the whole pipeline (n,)."""
+    """Seconds of one micro-batch: of each stage looked at (n, S), and of the whole pipeline (n,)."""
 
     items: dict[str, Floats]
     forward: Floats
@@ -211,6 +211,12 @@ def _pipeline_transfers(low: Lowered, pricing: Pricing) -> Floats:
     hidden = (v > 1) & table.overlap_p2p_comm
     steady = np.where(hidden, m * v * start, m * v * hop)
     return np.where(table.pp > 1, 2 * (steady + (table.pp - 1) * hop), 0.0)
+
+
+def _per_value(column: Ints, function: Callable[[int], float]) -> Floats:
+    """``function`` of each entry of ``column``, called once per distinct value (n,)."""
+    values, inverse = np.unique(column, return_inverse=True)
+    return np.asarray([function(int(value)) for value in values])[inverse]
 
 
 def _pick(columns: Floats, index: Ints) -> Floats:

@@ -15,14 +15,10 @@ from shardwise.engine.cluster import Cluster
 from shardwise.engine.model import Model
 from shardwise.engine.spec import Spec
 
-RecipePrecision = Literal[
-    "bf16", "fp16", "fp8-delayed", "fp8-tensorwise", "fp8-blockwise", "mxfp8", "nvfp4"
-]
+RecipePrecision = Literal["bf16", "fp16", "fp8-delayed", "fp8-tensorwise", "fp8-blockwise", "mxfp8", "nvfp4"]
 DpSharding = Literal["none", "zero1", "zero2", "fsdp", "hsdp"]
 Recompute = Literal["none", "selective", "full"]
-RecomputeModule = Literal[
-    "core_attn", "mlp", "moe", "moe_act", "layernorm", "mla_up_proj", "shared_experts"
-]
+RecomputeModule = Literal["core_attn", "mlp", "moe", "moe_act", "layernorm", "mla_up_proj", "shared_experts"]
 Dispatcher = Literal["alltoall", "allgather", "deepep", "hybridep"]
 
 PRECISIONS: tuple[str, ...] = RecipePrecision.__args__  # type: ignore[attr-defined]
@@ -33,7 +29,12 @@ DISPATCHERS: tuple[str, ...] = Dispatcher.__args__  # type: ignore[attr-defined]
 SCHEDULES: tuple[str, ...] = ("1f1b", "gpipe")
 CP_COMM_TYPES: tuple[str, ...] = ("p2p", "a2a", "all_gather")
 
-_PRECISION_ALIASES = {"fp8": "fp8-tensorwise", "fp8-current": "fp8-tensorwise", "fp4": "nvfp4", "bfloat16": "bf16"}
+_PRECISION_ALIASES = {
+    "fp8": "fp8-tensorwise",
+    "fp8-current": "fp8-tensorwise",
+    "fp4": "nvfp4",
+    "bfloat16": "bf16",
+}
 _SHARDING_ALIASES = {"zero-1": "zero1", "zero-2": "zero2", "zero3": "fsdp", "zero-3": "fsdp", "ddp": "none"}
 
 
@@ -120,7 +121,9 @@ class Recipe(Spec):
         filled = {key: value for key, value in data.items() if value is not None}
         tp = filled.get("tp", 1)
         model = filled.get("model")
-        num_experts = model.get("num_experts") if isinstance(model, dict) else getattr(model, "num_experts", None)
+        num_experts = (
+            model.get("num_experts") if isinstance(model, dict) else getattr(model, "num_experts", None)
+        )
         filled.setdefault("etp", tp if num_experts else 1)
         filled.setdefault("sequence_parallel", isinstance(tp, int) and tp > 1)
         if filled.get("recompute") == "full":

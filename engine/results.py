@@ -8,13 +8,29 @@ from typing import Any, Literal
 Verdict = Literal["fits", "tight", "out of memory"]
 
 MEMORY_ITEMS: tuple[str, ...] = (
-    "weights", "gradients", "optimizer", "activations", "temporary", "communication", "overhead",
+    "weights",
+    "gradients",
+    "optimizer",
+    "activations",
+    "temporary",
+    "communication",
+    "overhead",
 )
 """The items of a stage's memory, in the order they are reported."""
 
 TIME_ITEMS: tuple[str, ...] = (
-    "attention", "mlp", "moe", "tp_comm", "ep_comm", "cp_comm", "pp_comm", "dp_comm_exposed",
-    "bubble", "recompute", "optimizer", "other",
+    "attention",
+    "mlp",
+    "moe",
+    "tp_comm",
+    "ep_comm",
+    "cp_comm",
+    "pp_comm",
+    "dp_comm_exposed",
+    "bubble",
+    "recompute",
+    "optimizer",
+    "other",
 )
 """The items of a step's time, in the order they are reported."""
 
@@ -35,8 +51,11 @@ class Violation:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "rule": self.rule, "message": self.message, "fields": list(self.fields),
-            "framework": self.framework, "nearest": self.nearest,
+            "rule": self.rule,
+            "message": self.message,
+            "fields": list(self.fields),
+            "framework": self.framework,
+            "nearest": self.nearest,
         }
 
 
@@ -68,8 +87,11 @@ class MemoryReport:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "verdict": self.verdict, "peak_bytes": self.peak_bytes, "capacity_bytes": self.capacity_bytes,
-            "peak_stage": self.peak_stage, "stages": [s.as_json() for s in self.stages],
+            "verdict": self.verdict,
+            "peak_bytes": self.peak_bytes,
+            "capacity_bytes": self.capacity_bytes,
+            "peak_stage": self.peak_stage,
+            "stages": [s.as_json() for s in self.stages],
         }
 
 

@@ -24,7 +24,9 @@ class Spec(BaseModel):
 
     def with_(self, **changes: Any) -> Self:
         """A copy with ``changes`` applied and validated."""
-        return type(self).build({**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
+        return type(self).build(
+            {**{name: getattr(self, name) for name in type(self).model_fields}, **changes}
+        )
 
 
 def one_line(err: ValidationError, where: str) -> str:

@@ -108,12 +108,12 @@ class Table:
     @property
     def dp(self) -> Ints:
         """Data parallel size, world/(tp*pp*cp), rounded down (legality tells when it does not divide)."""
-        return np.maximum(self.cluster.world_size // (self.tp * self.pp * self.cp), 1)
+        return np.asarray(np.maximum(self.cluster.world_size // (self.tp * self.pp * self.cp), 1))
 
     @property
     def edp(self) -> Ints:
         """Expert data parallel size, world/(etp*ep*pp), rounded down."""
-        return np.maximum(self.cluster.world_size // (self.etp * self.ep * self.pp), 1)
+        return np.asarray(np.maximum(self.cluster.world_size // (self.etp * self.ep * self.pp), 1))
 
     @property
     def num_microbatches(self) -> Ints:
@@ -123,7 +123,9 @@ class Table:
     def recompute_module(self, name: str) -> Bools:
         """Whether selective recomputation covers ``name`` (one of ``RECOMPUTE_MODULES``)."""
         bit = 1 << RECOMPUTE_MODULES.index(name)
-        return np.asarray((self.recompute == RECOMPUTES.index("selective")) & ((self.recompute_modules & bit) != 0))
+        return np.asarray(
+            (self.recompute == RECOMPUTES.index("selective")) & ((self.recompute_modules & bit) != 0)
+        )
 
     def is_word(self, column: str, *words: str) -> Bools:
         """Whether ``column`` holds one of ``words``."""
@@ -154,17 +156,23 @@ class Table:
         first = recipes[0]
         assert all(r.model == first.model and r.cluster == first.cluster for r in recipes[1:])
         columns = {name: [_encode(name, getattr(r, name)) for r in recipes] for name in COLUMNS}
-        return cls(first.model, first.cluster, **{k: np.asarray(v, dtype=_dtype(k)) for k, v in columns.items()})
+        return cls(
+            first.model, first.cluster, **{k: np.asarray(v, dtype=_dtype(k)) for k, v in columns.items()}
+        )
 
     @classmethod
     def product(cls, base: Recipe, axes: Mapping[str, Sequence[Any]]) -> Table:
         """Every combination of the axes' values (words or numbers), all else as in ``base``."""
-        values = {name: np.asarray([_encode(name, v) for v in axes[name]], dtype=_dtype(name)) for name in axes}
+        values = {
+            name: np.asarray([_encode(name, v) for v in axes[name]], dtype=_dtype(name)) for name in axes
+        }
         mesh = np.meshgrid(*values.values(), indexing="ij") if values else []
         grid = {name: column.ravel() for name, column in zip(values, mesh, strict=True)}
         n = len(next(iter(grid.values()))) if grid else 1
         columns = {
-            name: grid[name] if name in grid else np.full(n, _encode(name, getattr(base, name)), dtype=_dtype(name))
+            name: grid[name]
+            if name in grid
+            else np.full(n, _encode(name, getattr(base, name)), dtype=_dtype(name))
             for name in COLUMNS
         }
         return cls(base.model, base.cluster, **columns)

@@ -108,12 +108,16 @@ def head_operators(low: Lowered) -> list[Operator]:
     backward = np.where(low.table.cross_entropy_fusion, 2 * _HALF, 2 * 4.0 + _HALF)
     operators: list[Operator] = [
         Gemm("output head", "other", t, v, _full(low, model.hidden_size), groups=times, quantised=False),
-        Stream("cross entropy", "other", times * forward * t * v, times * backward * t * v, kernels=4 * times),
+        Stream(
+            "cross entropy", "other", times * forward * t * v, times * backward * t * v, kernels=4 * times
+        ),
         _norm_stream(low, "final norm", times),
     ]
     if model.mtp_num_layers:
         n = _full(low, model.hidden_size / 1.0) / low.table.tp
-        operators.append(Gemm("mtp projection", "other", t, n, _full(low, 2.0 * model.hidden_size), groups=times - 1))
+        operators.append(
+            Gemm("mtp projection", "other", t, n, _full(low, 2.0 * model.hidden_size), groups=times - 1)
+        )
     return operators
 
 
@@ -141,7 +145,9 @@ def _attention(low: Lowered, kind: LayerKind) -> Iterator[Operator]:
     passes = 2.0 + (2.0 if model.qk_layernorm else 0.0)
     yield Stream("rotary", "attention", passes * rotated, passes * rotated, kernels=2)
     yield from _context_exchange(low)
-    keys = np.array([attended(int(s), model.window_size if kind.windowed else None) for s in np.unique(table.seq_len)])
+    keys = np.array(
+        [attended(int(s), model.window_size if kind.windowed else None) for s in np.unique(table.seq_len)]
+    )
     mean_keys = keys[np.searchsorted(np.unique(table.seq_len), table.seq_len)]
     tensors = t * (low.heads * (qk + v) + low.kv_heads * (qk + v)) * _HALF
     scores = low.heads * t * table.seq_len
@@ -175,7 +181,9 @@ def _mla_projections(low: Lowered) -> Iterator[Operator]:
     latent = ts * (model.kv_lora_rank + (model.q_lora_rank or 0)) * _HALF
     yield Stream("latent norms", "attention", 2 * latent, 4 * latent, kernels=2)
     # Rotary parts are split off, broadcast over heads and concatenated again.
-    yield Stream("concatenate heads", "attention", 4 * t * low.heads * d, 4 * t * low.heads * d, kernels=4, modules=up)
+    yield Stream(
+        "concatenate heads", "attention", 4 * t * low.heads * d, 4 * t * low.heads * d, kernels=4, modules=up
+    )
 
 
 def _tp_enter(low: Lowered, what: str, modules: tuple[str, ...] = ()) -> Iterator[Operator]:
@@ -186,7 +194,9 @@ def _tp_enter(low: Lowered, what: str, modules: tuple[str, ...] = ()) -> Iterato
     on = table.tp > 1
     sp = table.sequence_parallel & on
     yield Collective(f"{what} gather", "tp_comm", "all_gather", "tp", size, 1.0, 2.0, sp, modules)
-    yield Collective(f"{what} input gradient", "tp_comm", "all_reduce", "tp", size, 0.0, 1.0, on & ~sp, modules)
+    yield Collective(
+        f"{what} input gradient", "tp_comm", "all_reduce", "tp", size, 0.0, 1.0, on & ~sp, modules
+    )
 
 
 def _tp_leave(low: Lowered, what: str, modules: tuple[str, ...] = ()) -> Iterator[Operator]:
@@ -212,7 +222,9 @@ def _context_exchange(low: Lowered) -> Iterator[Operator]:
     yield Collective("key/value ring", "cp_comm", "ring", "cp", key_value, 1.0, 2.0, ring)
     heads_moved = t * (low.heads * (qk + v) + low.kv_heads * (qk + v)) * _HALF
     yield Collective("head exchange", "cp_comm", "all_to_all", "cp", heads_moved, 1.0, 1.0, swap)
-    yield Collective("key/value gather", "cp_comm", "all_gather", "cp", key_value * table.cp, 1.0, 2.0, gather)
+    yield Collective(
+        "key/value gather", "cp_comm", "all_gather", "cp", key_value * table.cp, 1.0, 2.0, gather
+    )
 
 
 def _residual_add(low: Lowered) -> Stream:
@@ -221,8 +233,16 @@ def _residual_add(low: Lowered) -> Stream:
 
 
 def _gated_mlp(
-    low: Lowered, bucket: Bucket, name: str, rows: Floats, width: Floats, *, groups: Floats | float, grouped: bool,
-    modules: tuple[str, ...], act_modules: tuple[str, ...],
+    low: Lowered,
+    bucket: Bucket,
+    name: str,
+    rows: Floats,
+    width: Floats,
+    *,
+    groups: Floats | float,
+    grouped: bool,
+    modules: tuple[str, ...],
+    act_modules: tuple[str, ...],
 ) -> Iterator[Operator]:
     model = low.table.model
     into = 2.0 if model.gated_linear_unit else 1.0
@@ -262,19 +282,39 @@ def _moe(low: Lowered) -> Iterator[Operator]:
     yield Stream("permute", "moe", 4 * sent, 4 * sent, kernels=4, permute=True, modules=module)
     several = (experts / table.ep > 1).astype(np.float64)
     yield Stream(
-        "sort by local expert", "moe", 4 * received * several, 4 * received * several, 2, permute=True, modules=module
+        "sort by local expert",
+        "moe",
+        4 * received * several,
+        4 * received * several,
+        2,
+        permute=True,
+        modules=module,
     )
     width = model.moe_ffn_hidden_size / table.etp
     yield from _gated_mlp(
-        low, "moe", "expert", rows, width, groups=experts / table.ep, grouped=True, modules=module,
+        low,
+        "moe",
+        "expert",
+        rows,
+        width,
+        groups=experts / table.ep,
+        grouped=True,
+        modules=module,
         act_modules=("moe", "moe_act"),
     )
     if model.moe_shared_expert_intermediate_size:
         shared = ("moe", "shared_experts")
         yield from _tp_enter(low, "shared expert", shared)
         yield from _gated_mlp(
-            low, "moe", "shared expert", low.tokens, model.moe_shared_expert_intermediate_size / table.tp,
-            groups=1.0, grouped=False, modules=shared, act_modules=shared,
+            low,
+            "moe",
+            "shared expert",
+            low.tokens,
+            model.moe_shared_expert_intermediate_size / table.tp,
+            groups=1.0,
+            grouped=False,
+            modules=shared,
+            act_modules=shared,
         )
         yield from _tp_leave(low, "shared expert", shared)
     yield _residual_add(low)

@@ -34,8 +34,16 @@ def test_a_dense_layer_saves_what_the_paper_counts() -> None:
 def test_a_measured_8b_run() -> None:
     """Llama 3.1 8B on 8 MI300X (sequence 8192, micro-batch 2, ZeRO-1, no recomputation) printed 56.1 GiB
     of model state and 132.8 GiB allocated at the peak."""
-    r = recipe({"model": "llama-3.1-8b", "cluster": "mi300x:1x8", "gbs": 128, "mbs": 2, "seq_len": 8192,
-                "cross_entropy_fusion": True})
+    r = recipe(
+        {
+            "model": "llama-3.1-8b",
+            "cluster": "mi300x:1x8",
+            "gbs": 128,
+            "mbs": 2,
+            "seq_len": 8192,
+            "cross_entropy_fusion": True,
+        }
+    )
     stage = report(r).stages[0].items
     states = stage["weights"] + stage["gradients"] + stage["optimizer"]
     assert states / GIB == pytest.approx(56.1, rel=0.01)
@@ -53,8 +61,11 @@ def test_items_sum_and_the_worst_stage_is_the_verdict(base: dict[str, Any]) -> N
 
 @settings(max_examples=80, deadline=None)
 @given(
-    base=st.sampled_from([MIXTRAL, LLAMA, DEEPSEEK]), vpp=st.sampled_from([1, 2]),
-    recompute=st.sampled_from(["none", "full"]), fused=st.booleans(), loss=st.booleans(),
+    base=st.sampled_from([MIXTRAL, LLAMA, DEEPSEEK]),
+    vpp=st.sampled_from([1, 2]),
+    recompute=st.sampled_from(["none", "full"]),
+    fused=st.booleans(),
+    loss=st.booleans(),
     schedule=st.sampled_from(["1f1b", "gpipe"]),
 )
 def test_the_stages_looked_at_contain_the_worst(
@@ -62,8 +73,12 @@ def test_the_stages_looked_at_contain_the_worst(
 ) -> None:
     uneven = "num_layers_in_first_pipeline_stage" in base
     vpp = 1 if uneven or schedule == "gpipe" else vpp
-    changes: dict[str, Any] = {"vpp": vpp, "recompute": recompute, "cross_entropy_fusion": fused,
-                               "pp_schedule": schedule}
+    changes: dict[str, Any] = {
+        "vpp": vpp,
+        "recompute": recompute,
+        "cross_entropy_fusion": fused,
+        "pp_schedule": schedule,
+    }
     table = Table.of([recipe(base, **changes)])
     some, every = memory_table(table), memory_table(table, all_stages(table))
     assert float(some.peak_bytes[0]) == float(every.peak_bytes[0])

@@ -35,8 +35,11 @@ def test_published_counts(name: str, total: float, active: float) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    base=st.sampled_from([MIXTRAL, LLAMA]), tp=st.sampled_from([1, 2, 4, 8]), pp=st.sampled_from([1, 2, 4]),
-    ep=st.sampled_from([1, 2, 4, 8]), vpp=st.sampled_from([1, 2]),
+    base=st.sampled_from([MIXTRAL, LLAMA]),
+    tp=st.sampled_from([1, 2, 4, 8]),
+    pp=st.sampled_from([1, 2, 4]),
+    ep=st.sampled_from([1, 2, 4, 8]),
+    vpp=st.sampled_from([1, 2]),
 )
 def test_ranks_sum_to_the_model(base: dict[str, Any], tp: int, pp: int, ep: int, vpp: int) -> None:
     moe = base is MIXTRAL

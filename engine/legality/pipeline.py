@@ -1,0 +1,182 @@
+"""How layers and micro-batches must split over stages and virtual stages."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import numpy as np
+
+from shardwise.engine.legality.rule import Fix, Rule, batch_divides, common_divisors, divisors
+from shardwise.engine.legality.suggest import change, multiples, nearest
+from shardwise.engine.recipe import Recipe
+from shardwise.engine.table import Bools, Ints, Table
+
+_FIRST, _LAST = "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"
+_EMBEDDING = "account_for_embedding_in_pipeline_split"
+_LOSS = "account_for_loss_in_pipeline_split"
+
+
+def _slots(table: Table) -> Ints:
+    """Layers to split evenly: the decoder's, and the embedding and the loss where they count as layers."""
+    flags = table.account_for_embedding_in_pipeline_split.astype(np.int64)
+    return np.asarray(table.model.num_layers + flags + table.account_for_loss_in_pipeline_split)
+
+
+def _given(table: Table) -> Bools:
+    first = table.num_layers_in_first_pipeline_stage > 0
+    return np.asarray(first | (table.num_layers_in_last_pipeline_stage > 0))
+
+
+def _even(table: Table) -> Bools:
+    return np.asarray(~_given(table) & (_slots(table) % table.pp != 0))
+
+
+def _explain_even(r: Recipe) -> Fix:
+    layers = r.model.num_layers
+    flags = r.account_for_embedding_in_pipeline_split + r.account_for_loss_in_pipeline_split
+    counted = f"num_layers={layers}" + (f" + {flags} (embedding, loss)" if flags else "")
+    what = f"pp={r.pp} does not divide {counted}"
+    message, changes = nearest(what, _even, r, {"pp": common_divisors(layers + flags, r.world_size)})
+    last = layers - ceil(layers / r.pp) * (r.pp - 1)
+    if changes.get("pp", 1) * 2 < r.pp and last >= 1 and not flags:
+        # Far from any divisor (61 layers over 16 stages): a shorter last stage is the smaller change.
+        return change(what, **{_LAST: last})
+    return message, changes
+
+
+def _uneven(table: Table) -> Bools:
+    first, last = table.num_layers_in_first_pipeline_stage, table.num_layers_in_last_pipeline_stage
+    layers = table.model.num_layers - first - last
+    stages = table.pp - (first > 0) - (last > 0)
+    share = np.maximum(layers, 0) // np.maximum(stages, 1)
+    broken = (layers < 0) | (stages < 0) | ((stages == 0) != (layers == 0))
+    broken |= (stages > 0) & (share * stages != layers)
+    broken |= (first % table.vpp != 0) | (last % table.vpp != 0) | (share % table.vpp != 0)
+    return np.asarray(_given(table) & broken)
+
+
+def _explain_uneven(r: Recipe) -> Fix:
+    first, last = r.num_layers_in_first_pipeline_stage, r.num_layers_in_last_pipeline_stage
+    rest = r.model.num_layers - (first or 0) - (last or 0)
+    stages = r.pp - (first is not None) - (last is not None)
+    given = ", ".join(f"{name}={n}" for name, n in ((_FIRST, first), (_LAST, last)) if n is not None)
+    each = f", each chunk count divisible by vpp={r.vpp}" if r.vpp > 1 else ""
+    what = f"{given} leaves {rest} of {r.model.num_layers} layers for {stages} of pp={r.pp} stages{each}"
+    counts = [*range(r.vpp, r.model.num_layers + 1, r.vpp)]
+    candidates = {name: counts for name, n in ((_FIRST, first), (_LAST, last)) if n is not None}
+    message, changes = nearest(what, _uneven, r, candidates)
+    return (message, changes) if changes else change(what, **dict.fromkeys(candidates))
+
+
+def _flags_with_counts(table: Table) -> Bools:
+    flags = table.account_for_embedding_in_pipeline_split | table.account_for_loss_in_pipeline_split
+    return np.asarray(flags & _given(table))
+
+
+def _explain_flags_with_counts(r: Recipe) -> Fix:
+    what = f"{_EMBEDDING} and {_LOSS} exclude {_FIRST} and {_LAST}"
+    return change(what, **{_EMBEDDING: False, _LOSS: False})
+
+
+def _virtual(table: Table) -> Bools:
+    slots = _slots(table)
+    uneven = (slots // table.pp) % table.vpp != 0
+    return np.asarray(~_given(table) & (slots % table.pp == 0) & uneven)
+
+
+def _explain_virtual(r: Recipe) -> Fix:
+    flags = r.account_for_embedding_in_pipeline_split + r.account_for_loss_in_pipeline_split
+    layers = (r.model.num_layers + flags) // r.pp
+    what = f"vpp={r.vpp} does not divide the {layers} layers of a stage"
+    return nearest(what, _virtual, r, {"vpp": divisors(layers)})
+
+
+def _virtual_alone(table: Table) -> Bools:
+    return np.asarray((table.vpp > 1) & (table.pp == 1))
+
+
+def _explain_virtual_alone(r: Recipe) -> Fix:
+    return change(f"vpp={r.vpp} needs pp > 1, not pp=1", vpp=1)
+
+
+def _virtual_blocking(table: Table) -> Bools:
+    return np.asarray((table.vpp > 1) & (table.pp == 2) & ~table.overlap_p2p_comm)
+
+
+def _explain_virtual_blocking(r: Recipe) -> Fix:
+    return change(f"vpp={r.vpp} with overlap_p2p_comm=false needs pp > 2, not pp=2", overlap_p2p_comm=True)
+
+
+def _interleaved(table: Table) -> Bools:
+    # With the default group of pp micro-batches, "m % N == 0 or m % N >= pp" leaves only divisibility.
+    return np.asarray((table.vpp > 1) & batch_divides(table) & (table.num_microbatches % table.pp != 0))
+
+
+def _explain_interleaved(r: Recipe) -> Fix:
+    what = (
+        f"interleaving (vpp={r.vpp}) needs a multiple of pp={r.pp} micro-batches, "
+        f"not gbs/(mbs*dp) = {r.num_microbatches}"
+    )
+    unit = r.mbs * r.dp * r.pp
+    candidates = {"gbs": multiples(unit, r.gbs), "mbs": common_divisors(r.gbs, r.gbs // r.dp), "vpp": [1]}
+    return nearest(what, lambda table: _interleaved(table) | ~batch_divides(table), r, candidates)
+
+
+def _gpipe(table: Table) -> Bools:
+    return np.asarray(table.is_word("pp_schedule", "gpipe") & (table.vpp > 1))
+
+
+def _explain_gpipe(r: Recipe) -> Fix:
+    return change(f"pp_schedule=gpipe has one stage a rank, not vpp={r.vpp}", pp_schedule="1f1b")
+
+
+_SPLIT_FIELDS = ("pp", _FIRST, _LAST, _EMBEDDING, _LOSS)
+_CONFIG = "megatron/core/transformer/transformer_config.py"
+
+RULES = (
+    Rule("pipeline-layers", f"MC-50 {_CONFIG}", _SPLIT_FIELDS, _even, _explain_even),
+    Rule(
+        "pipeline-uneven-split",
+        f"MC-55 {_CONFIG}",
+        (_FIRST, _LAST, "pp", "vpp"),
+        _uneven,
+        _explain_uneven,
+    ),
+    Rule(
+        "pipeline-split-options",
+        f"MC-55 {_CONFIG}",
+        (_EMBEDDING, _LOSS, _FIRST, _LAST),
+        _flags_with_counts,
+        _explain_flags_with_counts,
+    ),
+    Rule("virtual-stages", f"MC-52, MC-53 {_CONFIG}", ("vpp", *_SPLIT_FIELDS), _virtual, _explain_virtual),
+    Rule(
+        "virtual-stages-pipeline",
+        "MC-54 megatron/core/parallel_state.py",
+        ("vpp", "pp"),
+        _virtual_alone,
+        _explain_virtual_alone,
+    ),
+    Rule(
+        "virtual-stages-overlap",
+        "MC-54 megatron/training/arguments.py",
+        ("overlap_p2p_comm", "vpp", "pp"),
+        _virtual_blocking,
+        _explain_virtual_blocking,
+    ),
+    Rule(
+        "interleaved-micro-batches",
+        "MC-58 megatron/core/pipeline_parallel/schedules.py",
+        ("gbs", "mbs", "vpp", "pp", "tp", "cp"),
+        _interleaved,
+        _explain_interleaved,
+    ),
+    Rule(
+        "schedule",
+        "TT-11 torchtitan/distributed/pipeline_parallel.py",
+        ("pp_schedule", "vpp"),
+        _gpipe,
+        _explain_gpipe,
+        framework="torchtitan",
+    ),
+)
