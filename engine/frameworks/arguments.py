@@ -8,8 +8,9 @@ What nobody asked for is the file's *unknown* part.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from shardwise.engine.errors import ConfigError
 
@@ -53,7 +54,8 @@ class Arguments:
         number = _integer(value)
         if number is None or not minimum <= number <= MAX_INT:
             raise ConfigError(
-                f"{key} = {_short(value)}: {_unset(value)}an integer of at least {minimum} is allowed", field=key
+                f"{key} = {_short(value)}: {_unset(value)}an integer of at least {minimum} is allowed",
+                field=key,
             )
         return number
 
@@ -67,7 +69,9 @@ class Arguments:
         if value is None:
             return None
         try:
-            return float(value) if not isinstance(value, (bool, list, dict)) else _fail(key, value, "a number")
+            return (
+                float(value) if not isinstance(value, (bool, list, dict)) else _fail(key, value, "a number")
+            )
         except ValueError:
             return _fail(key, value, "a number")
 
@@ -82,14 +86,17 @@ class Arguments:
         if word in _FALSE:
             return False
         _fail(key, value, "true or false")
-        return False
 
     def word(self, key: str, allowed: Sequence[str] | None = None) -> str | None:
         """``key`` as a lower-case word out of ``allowed`` (any when None); None when unset or ``none``."""
         value = self.get(key)
         if value is None or isinstance(value, bool):
             return None
-        word = str(value).strip().lower() if not isinstance(value, (list, dict)) else _fail(key, value, "one word")
+        word = (
+            str(value).strip().lower()
+            if not isinstance(value, (list, dict))
+            else _fail(key, value, "one word")
+        )
         if allowed is not None and word not in allowed:
             near = difflib.get_close_matches(word, allowed, n=1, cutoff=0.3)
             hint = f"; nearest: {near[0]}" if near else ""
@@ -125,7 +132,7 @@ def _unset(value: Any) -> str:
     return "the file never sets that variable; " if isinstance(value, str) and "$" in value else ""
 
 
-def _fail(key: str, value: Any, what: str) -> Any:
+def _fail(key: str, value: Any, what: str) -> NoReturn:
     raise ConfigError(f"{key} = {_short(value)}: {_unset(value)}{what} is allowed", field=key)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from shardwise.engine.errors import ConfigError
 
 _LINE = re.compile(r"^[ \t]*#[ \t]*shardwise:[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:_-]{0,79}")
 _WORDS = ("framework", "cluster", "model")
 
 
@@ -31,7 +32,9 @@ class Header:
     """Recipe fields the format cannot say; ``model`` in it holds model fields."""
 
 
-def write_header(framework: str, cluster: str | Mapping[str, Any], model: str | None, carried: Mapping[str, Any]) -> str:
+def write_header(
+    framework: str, cluster: str | Mapping[str, Any], model: str | None, carried: Mapping[str, Any]
+) -> str:
     """The header as comment lines without a final newline."""
     words = [f"framework={framework}"]
     extra = dict(carried)
@@ -59,9 +62,14 @@ def read_header(text: str) -> Header:
             key, sign, value = word.partition("=")
             if not sign or key not in _WORDS or not value:
                 raise ConfigError(
-                    f"shardwise header: {word!r} is not one of {', '.join(w + '=...' for w in _WORDS)}", field="header"
+                    f"shardwise header: {word!r} is not one of {', '.join(w + '=...' for w in _WORDS)}",
+                    field="header",
                 )
             words[key] = value
+    for key, value in words.items():
+        # Names only: a comment must not make us open files.
+        if not _NAME.fullmatch(value) or value.endswith((".json", ".yaml", ".yml")):
+            raise ConfigError(f"shardwise header: {key}={value[:60]} is not a catalog name", field=key)
     inline = carried.pop("cluster", None)
     if inline is not None and not isinstance(inline, dict):
         raise ConfigError("shardwise header: cluster must be an object or a short name", field="cluster")

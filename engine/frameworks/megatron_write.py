@@ -84,6 +84,8 @@ def model_arguments(model: Model) -> Section:
     if model.multi_latent_attention:
         args |= {
             "multi_latent_attention": True,
+            # For MLA this norms the compressed query and key/value, as every MLA model does.
+            "qk_layernorm": True,
             "q_lora_rank": model.q_lora_rank,
             "kv_lora_rank": model.kv_lora_rank,
             "qk_head_dim": model.qk_head_dim,
@@ -169,7 +171,10 @@ def _precision(recipe: Recipe) -> Section:
     if aware and (low_state or low_grads):
         args["use_precision_aware_optimizer"] = True
         args["main_grads_dtype"] = recipe.main_grads_dtype
-        args |= {"exp_avg_dtype": recipe.optimizer_state_dtype, "exp_avg_sq_dtype": recipe.optimizer_state_dtype}
+        args |= {
+            "exp_avg_dtype": recipe.optimizer_state_dtype,
+            "exp_avg_sq_dtype": recipe.optimizer_state_dtype,
+        }
     elif low_grads:
         args["grad_reduce_in_bf16"] = True
     return args
@@ -212,7 +217,8 @@ def _kernels(recipe: Recipe) -> Section:
     if recipe.cuda_graphs:
         if recipe.recompute == "full":
             # Per-layer graphs and full recomputation exclude each other.
-            args["cuda_graph_impl"] = "full_iteration"
+            # One graph over the whole iteration cannot stop to look for NaNs.
+            args |= {"cuda_graph_impl": "full_iteration", "check_for_nan_in_loss_and_grad": False}
         elif recipe.model.is_moe:
             # Dropless experts have shapes that change every step; only what precedes them is captured.
             args |= {"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": ["attn", "moe_router"]}

@@ -38,7 +38,8 @@ class _PatternParser:
     def error(self) -> ConfigError:
         shown = self.text if len(self.text) <= 60 else self.text[:57] + "..."
         return ConfigError(
-            f"moe_layer_freq = {shown!r}: neither a number nor a list such as ([0]*3+[1]*58)", field="moe_layer_freq"
+            f"moe_layer_freq = {shown!r}: neither a number nor a list such as ([0]*3+[1]*58)",
+            field="moe_layer_freq",
         )
 
     def peek(self) -> str:
@@ -99,7 +100,7 @@ class _PatternParser:
 
 
 def parse_moe_layers(value: object, num_layers: int) -> tuple[bool, ...]:
-    """For each layer, whether it is a MoE layer, from ``moe_layer_freq`` (a number, a list, or an expression)."""
+    """For each layer, whether it is a MoE layer, from ``moe_layer_freq`` (number, list, expression)."""
     if isinstance(value, bool):
         raise _PatternParser(str(value)).error()
     if isinstance(value, list):
@@ -172,7 +173,9 @@ def parse_layout(text: str, pp: int) -> Layout:
         unit = match.group(1) if match.group(3) is None else match.group(3)
         times = int(match.group(2) or match.group(4) or 1)
         if len(flat) + len(unit) * times > 4 * MAX_LAYERS:
-            raise ConfigError("pipeline_model_parallel_layout: too long", field="pipeline_model_parallel_layout")
+            raise ConfigError(
+                "pipeline_model_parallel_layout: too long", field="pipeline_model_parallel_layout"
+            )
         flat = flat[: match.start()] + unit * times + flat[match.end() :]
     flat = flat.replace(",", "")
     if set(flat) - set("EtmL|"):
@@ -183,7 +186,7 @@ def parse_layout(text: str, pp: int) -> Layout:
     counts = [stage.count("t") for stage in flat.split("|")]
     if len(counts) % pp:
         raise ConfigError(
-            f"pipeline_model_parallel_layout: {len(counts)} stages do not divide over pipeline_model_parallel_size={pp}",
+            f"pipeline_model_parallel_layout: {len(counts)} stages do not divide over {pp} pipeline ranks",
             field="pipeline_model_parallel_layout",
         )
     vpp = len(counts) // pp

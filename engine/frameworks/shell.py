@@ -24,7 +24,9 @@ MAX_EXPANDED = 200_000
 """Bounds on what expansion may grow to, in words and in characters of one word."""
 
 _ASSIGN = re.compile(r"^([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=(.*)$", re.DOTALL)
-_ARRAY = re.compile(r"^(?:(?:export|local|readonly|declare(?:\s+-\w+)*)\s+)?([A-Za-z_]\w*)(\+?)=\((.*)\)$", re.DOTALL)
+_ARRAY = re.compile(
+    r"^(?:(?:export|local|readonly|declare(?:\s+-\w+)*)\s+)?([A-Za-z_]\w*)(\+?)=\((.*)\)$", re.DOTALL
+)
 _VARIABLE = re.compile(
     r"\$(?:\(\((?P<sum>[^()]*(?:\([^()]*\)[^()]*)*)\)\)"
     r"|\{(?P<name>[A-Za-z_]\w*)(?P<all>\[[@*]\])?(?::?[-=](?P<default>[^{}]*))?\}"
@@ -32,7 +34,9 @@ _VARIABLE = re.compile(
     r"|(?P<bare>[A-Za-z_]\w*))"
 )
 _PREFIXES = ("export", "declare", "local", "readonly", "typeset")
-_CONTROL = frozenset({"if", "then", "elif", "else", "fi", "for", "while", "until", "do", "done", "case", "esac"})
+_CONTROL = frozenset(
+    {"if", "then", "elif", "else", "fi", "for", "while", "until", "do", "done", "case", "esac"}
+)
 
 
 @dataclass(slots=True)
@@ -236,5 +240,7 @@ def _bounded(words: list[str]) -> list[str]:
 
 def _grown(text: str) -> str:
     if len(text) > MAX_EXPANDED:
-        raise ConfigError(f"shell script: a variable expands to more than {MAX_EXPANDED} characters", field="file")
+        raise ConfigError(
+            f"shell script: a variable expands to more than {MAX_EXPANDED} characters", field="file"
+        )
     return text
