@@ -30,7 +30,7 @@ def refused(args: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["project", "--model", "no-such-model", "--cluster", "h100:1x8"], ["no-such-model", "nearest"]),
+        (["project", "--model", "no-such-model", "--cluster", "h100:1x8"], ["no-such-model", "known"]),
         (["project", "--model", "llama-3-9b", "--cluster", "h100:1x8"], ["llama-3-8b"]),
         (["project", "--model", "llama-3-8b", "--cluster", "h100:0x8"], ["cluster", "0"]),
         (["project", "--model", "llama-3-8b", "--cluster", "h100:1x9"], ["9", "8"]),

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 from shardwise.cli.render.units import word
@@ -15,14 +16,18 @@ def violations(broken: Sequence[Mapping[str, Any]]) -> Group:
     """Rule, message, who demands it, and the nearest legal values as options to type."""
     lines: list[RenderableType] = []
     for violation in broken:
-        text = Text.assemble(("  " + str(violation["rule"]), "bold red"), f"  {violation['message']}")
+        lines.append(Text(f"  {violation['rule']}", style="bold red"))
+        lines.append(_indented(Text(str(violation["message"]))))
         nearest = violation.get("nearest") or {}
         if nearest:
             options = " ".join(_option(name, value) for name, value in nearest.items())
-            text.append(f"\n    nearest legal: {options}", style="green")
-        text.append(f"\n    demanded by {violation.get('framework', 'the engine')}", style="dim")
-        lines.append(text)
+            lines.append(_indented(Text(f"try: {options}", style="green")))
+        lines.append(_indented(Text(f"demanded by {violation.get('framework', 'the engine')}", style="dim")))
     return Group(*lines)
+
+
+def _indented(text: Text) -> Padding:
+    return Padding(text, (0, 0, 0, 4))
 
 
 def legal(document: Mapping[str, Any], *, head: RenderableType | None = None) -> Group:

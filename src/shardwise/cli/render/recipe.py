@@ -11,6 +11,8 @@ from shardwise.cli.render.units import word
 
 _SIZES = ("tp", "pp", "vpp", "cp", "ep", "etp")
 _BATCH = ("mbs", "gbs", "seq_len")
+_ASKED_FOR = {"precision": "bf16", "recompute": "none"}
+"""Defaults of the recipe that everybody asks for."""
 _FIRST = (*_SIZES, *_BATCH, "precision", "recompute", "dp_sharding")
 
 
@@ -20,8 +22,9 @@ def place(recipe: Mapping[str, Any]) -> str:
 
 
 def settings(recipe: Mapping[str, Any]) -> str:
-    """The settings, sizes first; what is not in ``recipe`` stands at its default and is left out."""
-    shown = [f"{name}={word(recipe[name])}" for name in _FIRST if name in recipe]
+    """The settings, sizes first; any other field that is not in ``recipe`` stands at its default."""
+    known = {**_ASKED_FOR, **recipe}
+    shown = [f"{name}={word(known[name])}" for name in _FIRST if name in known]
     rest = sorted(set(recipe) - {*_FIRST, "model", "cluster"})
     return " ".join([*shown, *(f"{name}={word(recipe[name])}" for name in rest)])
 
