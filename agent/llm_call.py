@@ -131,11 +131,31 @@ def _invoke(
         raise
     except _UNREADABLE as err:
         raise UnreadableReply(f"{type(err).__name__}: {err}") from err
+    except Exception as err:
+        answer = _cut_off(err)
+        if answer is None:
+            raise
     if not isinstance(answer, AIMessage):
         raise UnreadableReply(f"expected an assistant message, got {type(answer).__name__}")
     if not (str(answer.text).strip() or answer.tool_calls or answer.invalid_tool_calls):
         raise UnreadableReply("the reply is empty: no text and no tool call")
     return answer
+
+
+def _cut_off(err: Exception) -> AIMessage | None:
+    """The part of an answer that OpenAI's client threw away because it ended at the length limit; None for
+    other errors. The caller sees ``finish_reason`` = ``length`` and can ask for less."""
+    completion = getattr(err, "completion", None)
+    if type(err).__name__ != "LengthFinishReasonError" or completion is None:
+        return None
+    choice, usage = completion.choices[0], completion.usage
+    counts = usage and {
+        "input_tokens": usage.prompt_tokens,
+        "output_tokens": usage.completion_tokens,
+        "total_tokens": usage.total_tokens,
+    }
+    metadata = {"finish_reason": "length", "model_name": completion.model}
+    return AIMessage(choice.message.content or "", response_metadata=metadata, usage_metadata=counts or None)
 
 
 def _usage(answer: AIMessage) -> dict[str, Any] | None:

@@ -264,11 +264,11 @@ def _make(name: str, row: Provider, arguments: dict[str, Any]) -> BaseChatModel:
     try:
         module = import_module(row.module)
     except ModuleNotFoundError as err:
-        if err.name != row.module:
-            raise
+        package = row.module.replace("_", "-")
+        missing = "" if err.name == row.module else f" complete ({err.name} is missing)"
+        extra = f"[{row.extra}]" if row.extra else ""
         raise ConfigError(
-            f"llm provider {name!r} needs the package {row.module.replace('_', '-')!r}: "
-            f"pip install 'shardwise[{row.extra}]'",
+            f"llm provider {name!r} needs the package {package!r}{missing}: pip install 'shardwise{extra}'",
             field="llm",
         ) from err
     model: BaseChatModel = getattr(module, row.class_name)(**arguments)

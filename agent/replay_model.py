@@ -84,8 +84,8 @@ class ReplayModel(BaseChatModel):
         without LLM answers is fine as long as nothing is asked.
         """
         found = exchanges(read_trace(path))
-        live = next((one.response.model for one in found if one.response is not None), "recorded")
-        model = cls(recorded=found, source=os.fspath(path), model_name=live)
+        name = found[0].prompt.model if found else "recorded"
+        model = cls(recorded=found, source=os.fspath(path), model_name=name, metadata={"llm": name})
         model._next = start
         return model
 

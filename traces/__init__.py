@@ -7,6 +7,7 @@ from shardwise.traces.errors import TraceFormatError
 from shardwise.traces.events import SCHEMA_VERSION, Event
 from shardwise.traces.reader import Verification, read_trace, verify
 from shardwise.traces.redact import redact
+from shardwise.traces.story import story
 from shardwise.traces.writer import TraceWriter
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "diff",
     "read_trace",
     "redact",
+    "story",
     "verify",
 ]

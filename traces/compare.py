@@ -14,16 +14,20 @@ from itertools import zip_longest
 from typing import Any
 
 from shardwise.traces.canonical import canonical
-from shardwise.traces.events import Event, NoteEvent, PromptEvent, as_data
+from shardwise.traces.events import Event, NoteEvent, PromptEvent, RequestEvent, as_data
 from shardwise.traces.reader import read_trace
 
-TRANSIENT = frozenset(
-    "v seq t_s prev hash wall_s seconds attempts run_id run run_dir out trace message_id date".split()
-)
+_CLOCKS = ("t_s", "wall_s", "seconds", "date")
+_CHAIN = ("v", "seq", "prev", "hash")
+_PLACES = ("run_id", "run", "run_dir", "out", "trace", "message_id", "attempts")
+TRANSIENT = frozenset((*_CLOCKS, *_CHAIN, *_PLACES))
 """Fields that two equal runs may have different, at any depth."""
 
 ID_FIELDS = frozenset({"id", "call_id", "tool_call_id"})
 """Random ids: compared by the order in which they first appear."""
+
+PROPOSER_FIELDS = frozenset(("llm", "base_url"))
+"""Who proposes: not compared when one side is a replay, which answers in the other's name."""
 
 QUIET_TOPICS = frozenset({"resume", "retry"})
 """Topics of notes that tell of the machinery and not of a decision."""
@@ -59,7 +63,9 @@ Trace = str | os.PathLike[str] | Iterable[Event]
 
 def diff(then: Trace, now: Trace) -> Difference | None:
     """The first difference between two traces (paths or events), or None when they tell the same run."""
-    old, new = decisions(then), decisions(now)
+    events = _read(then), _read(now)
+    replayed = any(_is_replay(event) for side in events for event in side)
+    old, new = (decisions(side, skip=PROPOSER_FIELDS if replayed else frozenset()) for side in events)
     for index, (was, is_) in enumerate(zip_longest(old, new)):
         if was is None or is_ is None:
             kind = str((was or is_ or {}).get("kind"))
@@ -76,42 +82,52 @@ def diff(then: Trace, now: Trace) -> Difference | None:
     return None
 
 
-def decisions(trace: Trace) -> list[dict[str, Any]]:
-    """The events that count, as plain data without what may differ between equal runs."""
-    events = list(read_trace(trace) if isinstance(trace, (str, os.PathLike)) else trace)
+def decisions(trace: Trace, skip: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
+    """The events that count, as plain data without ``skip`` and what may differ between equal runs."""
+    events = _read(trace)
     order: dict[str, str] = {}
     return [
-        _normal(as_data(event), order)
+        _normal(as_data(event), order, TRANSIENT | skip)
         for index, event in enumerate(events)
-        if not _quiet(event, events[index + 1 :])
+        if not _quiet(events, index)
     ]
 
 
-def _quiet(event: Event, later: list[Event]) -> bool:
+def _read(trace: Trace) -> list[Event]:
+    return list(read_trace(trace) if isinstance(trace, (str, os.PathLike)) else trace)
+
+
+def _is_replay(event: Event) -> bool:
+    return isinstance(event, RequestEvent) and event.llm.startswith("replay:")
+
+
+def _quiet(events: list[Event], index: int) -> bool:
+    event = events[index]
     if isinstance(event, NoteEvent):
         return event.topic in QUIET_TOPICS
     if isinstance(event, PromptEvent):
+        later = (events[i] for i in range(index + 1, len(events)))
         following = next((e for e in later if e.kind in ("prompt", "llm_response", "error")), None)
         return isinstance(following, PromptEvent) and following.number == event.number
     return False
 
 
-def _normal(value: Any, order: dict[str, str]) -> Any:
+def _normal(value: Any, order: dict[str, str], skip: frozenset[str]) -> Any:
     if isinstance(value, Mapping):
-        plain = {}
-        for key, item in value.items():
-            if key in TRANSIENT:
-                continue
-            if key in ID_FIELDS and isinstance(item, str):
-                plain[key] = order.setdefault(item, f"id-{len(order)}") if item else ""
-            elif key in ("llm", "model") and isinstance(item, str) and item.startswith("replay:"):
-                continue
-            else:
-                plain[key] = _normal(item, order)
-        return plain
+        return {
+            key: _ordinal(item, order)
+            if key in ID_FIELDS and isinstance(item, str)
+            else _normal(item, order, skip)
+            for key, item in value.items()
+            if key not in skip
+        }
     if isinstance(value, list):
-        return [_normal(item, order) for item in value]
+        return [_normal(item, order, skip) for item in value]
     return value
+
+
+def _ordinal(identifier: str, order: dict[str, str]) -> str:
+    return order.setdefault(identifier, f"id-{len(order)}") if identifier else ""
 
 
 def _first(was: Any, is_: Any, path: str) -> tuple[str, Any, Any]:

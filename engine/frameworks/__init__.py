@@ -19,6 +19,7 @@ from shardwise.engine.cluster import Cluster
 from shardwise.engine.errors import ConfigError, UnsupportedError
 from shardwise.engine.frameworks.base import Exported, Framework, Hints, Imported, decode, read_source
 from shardwise.engine.frameworks.header import read_header, write_header
+from shardwise.engine.legality import check
 from shardwise.engine.model import Model
 from shardwise.engine.recipe import Recipe
 from shardwise.engine.recipe_io import load_recipe
@@ -93,6 +94,9 @@ def export(recipe: Recipe, to: str) -> Exported:
         f"{field}: {framework.name} has no words for it; only the header of the file carries it"
         for field in said
         if field not in ("model.name", "model.source")
+    ]
+    notes += [
+        f"{violation.framework} refuses this recipe: {violation.message}" for violation in check(recipe)
     ]
     return Exported(
         framework.name, framework.filename(recipe), written.text, written.launch, written.env,

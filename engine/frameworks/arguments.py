@@ -69,11 +69,12 @@ class Arguments:
         if value is None:
             return None
         try:
-            return (
-                float(value) if not isinstance(value, (bool, list, dict)) else _fail(key, value, "a number")
-            )
+            number = math.nan if isinstance(value, (bool, list, dict)) else float(value)
         except ValueError:
-            return _fail(key, value, "a number")
+            number = math.nan
+        if not math.isfinite(number):
+            _fail(key, value, "a number")
+        return number
 
     def flag(self, key: str) -> bool:
         """``key`` as a bool; False when unset."""
@@ -92,11 +93,9 @@ class Arguments:
         value = self.get(key)
         if value is None or isinstance(value, bool):
             return None
-        word = (
-            str(value).strip().lower()
-            if not isinstance(value, (list, dict))
-            else _fail(key, value, "one word")
-        )
+        if isinstance(value, (list, dict)):
+            _fail(key, value, "one word")
+        word = str(value).strip().lower()
         if allowed is not None and word not in allowed:
             near = difflib.get_close_matches(word, allowed, n=1, cutoff=0.3)
             hint = f"; nearest: {near[0]}" if near else ""

@@ -13,7 +13,7 @@ from shardwise.engine import catalog
 from shardwise.engine.errors import ConfigError
 from shardwise.engine.frameworks.arguments import Arguments
 from shardwise.engine.frameworks.base import Hints
-from shardwise.engine.frameworks.patterns import moe_layer_fields, parse_moe_layers
+from shardwise.engine.frameworks.patterns import moe_layer_fields, parse_layer_marks, parse_moe_layers
 from shardwise.engine.model import Model
 
 _COUNTS = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels", "vocab_size",
@@ -66,7 +66,7 @@ def model_fields(args: Arguments, *, complete: bool, base: Model | None = None) 
         # There the flag norms the two latents, which every MLA model has; the field means the heads.
         fields.pop("qk_layernorm", None)
         fields |= {key: args.count(key) for key in _MLA if wanted(key)}
-    _attention(args, fields, complete=complete, mla=mla)
+    _attention(args, fields, complete=complete, mla=mla, base=base)
     _derived_sizes(fields, complete=complete)
     _experts(args, fields, complete=complete, base=base)
     if wanted("mtp_num_layers"):
@@ -74,7 +74,9 @@ def model_fields(args: Arguments, *, complete: bool, base: Model | None = None) 
     return fields
 
 
-def _attention(args: Arguments, fields: dict[str, Any], *, complete: bool, mla: bool) -> None:
+def _attention(
+    args: Arguments, fields: dict[str, Any], *, complete: bool, mla: bool, base: Model | None
+) -> None:
     heads = fields.get("num_attention_heads")
     grouped = args.flag("group_query_attention") or (not complete and args.given("num_query_groups"))
     groups = args.count("num_query_groups")
@@ -86,8 +88,8 @@ def _attention(args: Arguments, fields: dict[str, Any], *, complete: bool, mla: 
         fields["attention_sink"] = args.word("softmax_type") == "learnable"
     window = _window(args)
     if window is not None:
-        every = args.count("window_attn_skip_freq")
-        fields |= {"window_size": window, "window_attn_every": every or 1}
+        layers = fields.get("num_layers") or (base.num_layers if base else 1)
+        fields |= {"window_size": window, "window_attn_every": _window_every(args, layers)}
     elif complete:
         fields |= {"window_size": None, "window_attn_every": 1}
         args.ignore(["window_attn_skip_freq"])
@@ -104,6 +106,21 @@ def _window(args: Arguments) -> int | None:
             f"window_size = {text[:40]!r}: left,right such as 4095,0 is allowed", field="window_size"
         )
     return int(left) + 1
+
+
+def _window_every(args: Arguments, layers: int) -> int:
+    """``window_attn_every`` from Megatron's number or list of windowed layers."""
+    value = args.get("window_attn_skip_freq")
+    if value is None or (isinstance(value, (int, str)) and str(value).strip().isdigit()):
+        return args.count("window_attn_skip_freq") or 1
+    marks = parse_layer_marks(value, layers, "window_attn_skip_freq")
+    every = marks.index(False) + 1 if False in marks else 1
+    if any(mark != (every == 1 or (i + 1) % every != 0) for i, mark in enumerate(marks)):
+        raise ConfigError(
+            "window_attn_skip_freq: only one full-attention layer after every so many windowed is modelled",
+            field="window_attn_skip_freq",
+        )
+    return every
 
 
 def _derived_sizes(fields: dict[str, Any], *, complete: bool) -> None:
@@ -169,7 +186,7 @@ def resolve_model(
         changed = sorted(key for key, value in fields.items() if getattr(reference, key, value) != value)
         if chosen is not None:
             told = [
-                f"model: the file's {key}={fields[key]!r} gives way to {chosen.name}'s {getattr(chosen, key)!r}"
+                f"model: the file's {key}={fields[key]!r} yields to {getattr(chosen, key)!r}"
                 for key in changed
             ]
             return _spec(chosen), chosen, told

@@ -33,7 +33,7 @@ DECISIVE = (
 
 DERIVED = (
     "ckpt_format", "reuse_grad_buf_for_mxfp8_param_ag", "outer_dp_sharding_strategy", "moe_grouped_gemm",
-    "moe_router_dtype", "fp4_recipe", "cuda_graph_modules", "check_for_nan_in_loss_and_grad",
+    "moe_router_dtype", "cuda_graph_modules", "check_for_nan_in_loss_and_grad",
     "make_vocab_size_divisible_by", "cross_entropy_fusion_impl", "use_flash_attn", "tokenizer_type",
     "accumulate_allreduce_grads_in_fp32", "enable_primus_turbo", "transformer_impl", "apply_rope_fusion",
     "hidden_dropout", "attention_dropout",
@@ -66,9 +66,15 @@ class RecipeReader:
         fields |= self._moe()
         fields |= self._kernels()
         self.args.ignore(DERIVED)
+        if self.model.attention_sink:
+            # Primus's own words for what the model says anyway.
+            self.args.ignore(["use_sink_attention", "sink_sliding_window"])
         for key in DECISIVE:
             value = self.args.given_values.get(key)
-            if value not in (None, False, 0, 1, "none", "false", "0", "1", []) or value is True:
+            neutral = "1" if key.endswith("num_weight_shards") else "0"
+            if value is None or str(value).lower() in ("false", "none", "[]", neutral):
+                self.args.ignore([key])
+            elif key not in self.args.asked:
                 self.notes.append(
                     f"{key} = {value!r}: bears on legality, memory or speed and is not modelled"
                 )
@@ -215,6 +221,7 @@ class RecipeReader:
         fp8, fp4 = args.word("fp8"), args.word("fp4")
         recipe = args.word("fp8_recipe")
         gather = args.flag("fp8_param_gather")
+        args.ignore(["fp4_recipe", "fp4_param_gather", "fp4_param"])
         if fp8 not in (None, "false"):
             by_recipe = {word: name for name, (_, word) in FP8.items()}
             recipe = recipe or "delayed"
@@ -224,7 +231,13 @@ class RecipeReader:
                 )
             fields |= {"precision": by_recipe[recipe], "fp8_param_gather": gather}
         elif fp4 not in (None, "false"):
-            fields |= {"precision": "nvfp4", "fp8_param_gather": args.flag("fp4_param_gather")}
+            gather = args.flag("fp4_param_gather") or args.flag("fp4_param")
+            fields |= {"precision": "nvfp4", "fp8_param_gather": gather}
+            kind = args.word("fp4_recipe") or "nvfp4"
+            if kind != "nvfp4":
+                self.notes.append(
+                    f"fp4_recipe = {kind}: nvfp4 is the FP4 format that is modelled; priced as nvfp4"
+                )
         return {**fields, **self._optimizer()}
 
     def _optimizer(self) -> dict[str, Any]:

@@ -21,8 +21,9 @@ _TOKEN = re.compile(r"\s*(\d{1,6}|[\[\](),+*])")
 class _PatternParser:
     """Grammar: sum := term ('+' term)*; term := atom ('*' INT)*; atom := '[' ints ']' | '(' sum ')'."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, key: str) -> None:
         self.text = text
+        self.key = key
         self.tokens: list[str] = []
         at = 0
         stripped = text.rstrip()
@@ -38,8 +39,8 @@ class _PatternParser:
     def error(self) -> ConfigError:
         shown = self.text if len(self.text) <= 60 else self.text[:57] + "..."
         return ConfigError(
-            f"moe_layer_freq = {shown!r}: neither a number nor a list such as ([0]*3+[1]*58)",
-            field="moe_layer_freq",
+            f"{self.key} = {shown!r}: neither a number nor a list such as ([0]*3+[1]*58)",
+            field=self.key,
         )
 
     def peek(self) -> str:
@@ -54,7 +55,7 @@ class _PatternParser:
 
     def bounded(self, values: list[int]) -> list[int]:
         if len(values) > MAX_LAYERS:
-            raise ConfigError(f"moe_layer_freq: longer than {MAX_LAYERS} layers", field="moe_layer_freq")
+            raise ConfigError(f"{self.key}: longer than {MAX_LAYERS} layers", field=self.key)
         return values
 
     def sum(self) -> list[int]:
@@ -99,28 +100,32 @@ class _PatternParser:
         return values
 
 
-def parse_moe_layers(value: object, num_layers: int) -> tuple[bool, ...]:
-    """For each layer, whether it is a MoE layer, from ``moe_layer_freq`` (number, list, expression)."""
-    if isinstance(value, bool):
-        raise _PatternParser(str(value)).error()
+def parse_layer_marks(value: object, num_layers: int, key: str) -> tuple[bool, ...]:
+    """One mark per layer from argument ``key``: a list of 0 and 1, or Megatron's expression for one."""
     if isinstance(value, list):
         marks = value
-    elif isinstance(value, int) or (isinstance(value, str) and value.strip().isdigit() and len(value) < 7):
-        every = int(value)
-        if every < 1:
-            raise ConfigError(f"moe_layer_freq = {every}: must be at least 1", field="moe_layer_freq")
-        return tuple(i % every == 0 for i in range(num_layers))
     else:
-        parser = _PatternParser(str(value))
+        parser = _PatternParser(str(value), key)
         marks = parser.sum()
         if parser.peek():
             raise parser.error()
     if len(marks) != num_layers or any(mark not in (0, 1) for mark in marks):
         raise ConfigError(
-            f"moe_layer_freq: {len(marks)} entries of 0 or 1 for num_layers={num_layers}; the two must agree",
-            field="moe_layer_freq",
+            f"{key}: {len(marks)} entries for num_layers={num_layers}; one 0 or 1 per layer is allowed",
+            field=key,
         )
     return tuple(mark == 1 for mark in marks)
+
+
+def parse_moe_layers(value: object, num_layers: int) -> tuple[bool, ...]:
+    """For each layer, whether it is a MoE layer, from ``moe_layer_freq`` (number, list, expression)."""
+    key = "moe_layer_freq"
+    if isinstance(value, int) or (isinstance(value, str) and value.strip().isdigit() and len(value) < 7):
+        every = int(value)
+        if every < 1 or isinstance(value, bool):
+            raise ConfigError(f"{key} = {value}: a number of at least 1 or a list is allowed", field=key)
+        return tuple(i % every == 0 for i in range(num_layers))
+    return parse_layer_marks(value, num_layers, key)
 
 
 def moe_layer_fields(layers: tuple[bool, ...]) -> dict[str, int] | None:
@@ -166,7 +171,7 @@ _REPEAT = re.compile(r"\(([^()]*)\)(?:\*(\d{1,4}))?|([EtmL])\*(\d{1,4})")
 def parse_layout(text: str, pp: int) -> Layout:
     """The layout string of ``pp`` ranks. Raises ``ConfigError`` when it is none, or does not fit ``pp``."""
     flat = re.sub(r"\s", "", text)
-    for _ in range(20):
+    for _ in range(MAX_LAYERS):
         match = _REPEAT.search(flat)
         if match is None:
             break

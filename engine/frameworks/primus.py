@@ -217,7 +217,10 @@ def _by_preset(preset: str) -> Model:
             return catalog.model(name)
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", preset):
         raise ConfigError(f"model = {preset[:60]!r}: not a model preset of Primus; pass model", field="model")
-    return catalog.model(preset)
+    try:
+        return catalog.model(preset)
+    except ConfigError as err:
+        raise ConfigError(f"{err}; or pass model, e.g. its config.json", field="model") from err
 
 
 def _document(text: str, path: Path | None, notes: list[str], depth: int = 0) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from shardwise.engine.cluster import GPU, Precision
-from shardwise.engine.legality.rule import Fix, Rule
+from shardwise.engine.legality.rule import Fix, Rule, everywhere
 from shardwise.engine.legality.suggest import change
 from shardwise.engine.recipe import PRECISIONS, Recipe
 from shardwise.engine.table import Bools, Table
@@ -29,7 +29,8 @@ def supported_precisions(gpu: GPU) -> tuple[str, ...]:
 
 
 def _supported(table: Table) -> Bools:
-    return ~table.is_word("precision", *supported_precisions(table.cluster.gpu))
+    words = supported_precisions(table.cluster.gpu)
+    return ~table.is_word("precision", *words) if words else everywhere(table, True)
 
 
 def _explain_supported(r: Recipe) -> Fix:

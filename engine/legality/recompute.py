@@ -69,6 +69,8 @@ def _stage_layers(table: Table) -> Ints:
 
 def _block(table: Table) -> Bools:
     block = table.is_word("recompute", "full") & table.is_word("recompute_method", "block")
+    if not block.any():  # the layout is the costly part
+        return np.asarray(block)
     return np.asarray(block & (table.recompute_num_layers > _stage_layers(table)))
 
 

@@ -1,0 +1,150 @@
+"""The ``options`` of a case (overlaps, fusions, dispatchers, dtypes as each source names them) -> recipe fields."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from shardwise.engine.cases.reading import Case
+
+Fields = dict[str, Any]
+
+_BLOCKING_FRAMEWORKS = r"megatron-deepspeed|megatron-llama|paddle|aleph alpha|flagscale"
+"""Frameworks whose data-parallel communication was not overlapped unless the case says so."""
+
+USED_OPTIONS = frozenset(
+    """adam_moments adam_moments_dtype exp_avg_dtype exp_avg_sq_dtype optimizer_moments precision_aware_optimizer
+    main_grads main_grads_dtype grad_accum_dtype grad_accum_fp32 grad_reduce_fp32 grad_reduce_in_bf16
+    grad_sync_dtype fsdp_mixed_precision accumulate_allreduce_grads_in_fp32
+    overlap_grad_reduce overlap_grad_sync overlap_param_gather overlap_param_sync overlap_comm distributed_optimizer
+    tp_comm_overlap async_tp overlap_p2p cp_comm sequence_parallel_kind moe_a2a_overlap ep_overlap
+    moe_dispatcher dispatcher deepep kernels moe_impl moe_path capacity_factor moe_routing
+    flash_attention kernel cross_entropy_fusion cross_entropy_loss_fusion ce_loss_fusion fused_cross_entropy
+    cross_entropy_fusion_impl cuda_graph cuda_graphs fp8_param_gather fp8_params fp8_all_gather fp8_recipe
+    fsdp fsdp_sharding fsdp_size embedding_and_loss_counted_as_layers pp_layout pipeline_layout""".split()
+)
+"""Options that change the recipe; the others name kernels, data and tooling that the engine does not price."""
+
+
+def option_fields(case: Case, *, moe: bool, precision: str) -> Fields:
+    """Fields of :class:`~shardwise.engine.recipe.Recipe` that the case's options decide."""
+    options = case.options
+    fields: Fields = {
+        "cross_entropy_fusion": any(
+            _on(options.get(name))
+            for name in (
+                "cross_entropy_fusion",
+                "cross_entropy_loss_fusion",
+                "ce_loss_fusion",
+                "fused_cross_entropy",
+                "cross_entropy_fusion_impl",
+            )
+        ),
+        "cuda_graphs": _on(options.get("cuda_graph")) or _on(options.get("cuda_graphs")),
+        "tp_comm_overlap": _on(options.get("tp_comm_overlap")) or _on(options.get("async_tp")),
+        "attention_backend": _attention(options),
+        "main_grads_dtype": "bf16" if _bf16_gradients(options) else "fp32",
+        "optimizer_state_dtype": "bf16" if _bf16_moments(options) else "fp32",
+        **_data_parallel_overlap(case),
+    }
+    if options.get("overlap_p2p") is not None:
+        fields["overlap_p2p_comm"] = _on(options["overlap_p2p"])
+    if precision not in ("bf16", "fp16"):
+        fields["fp8_param_gather"] = any(
+            _on(options.get(name)) for name in ("fp8_param_gather", "fp8_params", "fp8_all_gather")
+        )
+    transport = f"{options.get('cp_comm') or ''} {options.get('sequence_parallel_kind') or ''}".lower()
+    if re.search(r"a2a|ulysses|all-to-all", transport):
+        fields["cp_comm_type"] = "a2a"
+    elif "all" in transport and "gather" in transport:
+        fields["cp_comm_type"] = "all_gather"
+    if moe:
+        fields |= {
+            "moe_token_dispatcher": _dispatcher(options),
+            "overlap_moe_expert_parallel_comm": _on(options.get("moe_a2a_overlap")) or _on(options.get("ep_overlap")),
+            "moe_expert_capacity_factor": _capacity(options),
+        }
+    return fields
+
+
+def _on(value: object) -> bool:
+    """Whether an option is on: true, a positive number, or words other than none/off/false."""
+    if isinstance(value, str):
+        return value.strip().lower() not in ("", "none", "off", "false", "no")
+    return bool(value)
+
+
+def _says(options: dict[str, Any], names: tuple[str, ...], word: str) -> bool:
+    return any(word in str(options.get(name) or "").lower() for name in names)
+
+
+def _bf16_moments(options: dict[str, Any]) -> bool:
+    names = ("adam_moments", "adam_moments_dtype", "exp_avg_dtype", "optimizer_moments")
+    aware = str(options.get("precision_aware_optimizer") or "").lower()
+    return _says(options, names, "bf16") or ("bf16" in aware and "moments" in aware)
+
+
+def _bf16_gradients(options: dict[str, Any]) -> bool:
+    names = ("main_grads", "main_grads_dtype", "grad_accum_dtype", "grad_sync_dtype")
+    aware = str(options.get("precision_aware_optimizer") or "").lower()
+    return (
+        _says(options, names, "bf16")
+        or ("bf16" in aware and "grads" in aware)
+        or _on(options.get("grad_reduce_in_bf16"))
+        or options.get("grad_accum_fp32") is False
+        or options.get("grad_reduce_fp32") is False
+        or options.get("accumulate_allreduce_grads_in_fp32") is False
+        or str(options.get("fsdp_mixed_precision") or "").upper() == "PURE"
+    )
+
+
+def _attention(options: dict[str, Any]) -> str:
+    flash, kernel = options.get("flash_attention"), str(options.get("kernel") or "").lower()
+    if flash is False or kernel in ("torch", "fused"):
+        return "unfused"
+    return "flash"
+
+
+def _data_parallel_overlap(case: Case) -> Fields:
+    """Gradient and parameter overlap: as stated, else on, but for frameworks and years without it."""
+    options = case.options
+    old = bool(re.search(_BLOCKING_FRAMEWORKS, case.framework.name.lower())) or bool(
+        re.match(r"20(1\d|20|21|22)\b", case.framework.version or "")
+    )
+    plain = str(options.get("distributed_optimizer") or "").lower() == "plain"
+    default = not (old or plain) or str(options.get("distributed_optimizer") or "").lower() == "overlapped"
+    both = options.get("overlap_comm")
+    reduce = _first(options, ("overlap_grad_reduce", "overlap_grad_sync"), both)
+    gather = _first(options, ("overlap_param_gather", "overlap_param_sync"), both)
+    return {
+        "overlap_grad_reduce": default if reduce is None else _on(reduce),
+        "overlap_param_gather": default if gather is None else _on(gather),
+    }
+
+
+def _first(options: dict[str, Any], names: tuple[str, ...], otherwise: object) -> object:
+    return next((options[name] for name in names if options.get(name) is not None), otherwise)
+
+
+def _dispatcher(options: dict[str, Any]) -> str:
+    names = ("moe_dispatcher", "dispatcher")
+    for word in ("hybridep", "deepep"):
+        if _says(options, (*names, "kernels", "moe_impl", "moe_path"), word):
+            return word
+    if options.get("deepep") is True:
+        return "deepep"
+    return "allgather" if _says(options, names, "allgather") else "alltoall"
+
+
+def _capacity(options: dict[str, Any]) -> float | None:
+    stated = options.get("capacity_factor")
+    if isinstance(stated, (int, float)) and not isinstance(stated, bool) and 0 < stated < 1000:
+        return float(stated)
+    for name in ("moe_routing", "moe_path"):
+        words = str(options.get(name) or "").lower()
+        found = re.search(r"capacity(?: factor)?\s*(\d+(?:\.\d+)?)", words)
+        if found and float(found.group(1)) > 0:
+            return float(found.group(1))
+        if "drop" in words and "dropless" not in words and "no token drop" not in words:
+            return 1.0
+    return None

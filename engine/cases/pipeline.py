@@ -1,0 +1,42 @@
+"""How a case spreads its layers over pipeline stages.
+
+Most cases divide evenly, or do so when the embedding and the loss count as a layer each. The others have
+a hand-made layout (``Et*4|(tttt|)*14tmL``) or a framework that deals layers out one by one. A recipe can
+only state the layers of the first and the last rank, each spread equally over its chunks; this picks the
+nearest such split: middle stages full, as the slowest stage decides the step time. Where even that does
+not fit (28 layers on 16 stages, most of them with 2), the model is priced with as many layers as fill
+every stage: the slowest stage is then right, and the ramp slightly long.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwise.engine.cases.reading import Case
+
+
+def split_fields(
+    case: Case, layers: int, pp: int, vpp: int, assumptions: list[str]
+) -> tuple[dict[str, Any], int]:
+    """Recipe fields of the split, none when every chunk has equally many layers; and the layers to price."""
+    chunks = pp * vpp
+    both = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
+    if pp > 1 and case.options.get("embedding_and_loss_counted_as_layers"):
+        return both, layers
+    if pp == 1 or layers % chunks == 0:
+        return {}, layers
+    if (layers + 2) % chunks == 0:
+        assumptions.append("embedding and loss count as pipeline layers: the layers divide only then")
+        return both, layers
+    full = -(-layers // chunks)
+    if pp == 2:
+        first, last = (full * vpp, full * vpp) if vpp > 1 else (full, layers - full)
+    else:
+        rounds = (layers - (pp - 2) * full * vpp) // vpp
+        first = min(full, rounds - 1) * vpp
+        last = min(full * vpp, rounds * vpp - first)
+    if first < 1 or last < 1:
+        assumptions.append(f"priced with {full * chunks} layers, {full} a chunk: {layers} do not divide")
+        return {}, full * chunks
+    assumptions.append(f"{first} layers on the first and {last} on the last pipeline stage, {full} a middle chunk")
+    return {"num_layers_in_first_pipeline_stage": first, "num_layers_in_last_pipeline_stage": last}, layers
