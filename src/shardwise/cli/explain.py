@@ -1,4 +1,4 @@
-"""Why a recipe won: what each of its choices is worth, and what was turned down on the way.
+"""Why a recipe won, choice by choice, and the files that launch it.
 
 Each choice is judged by taking it back alone: the winner with that one axis at the baseline's value
 is projected again. That is cheap (a few projections), repeatable, and true of the winner itself,
@@ -7,8 +7,8 @@ where effects seen at the baseline need not be.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 _TOGETHER = (
@@ -46,24 +46,25 @@ def choices(best: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[dict[s
     return told
 
 
-def rejections(events: Iterable[Any]) -> list[tuple[str, int]]:
-    """Of a trace's events: reason of rejection -> how often, most frequent first."""
-    reasons = Counter(
-        f"{event.by}: {event.rule}" if event.rule else str(event.by)
-        for event in events
-        if event.kind == "rejection"
-    )
-    return sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+def write_launch(best: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """Write ``best.yaml`` and the framework's own configuration of ``best`` into the run folder.
 
+    The framework is the one that suits the cluster: Primus on AMD, Megatron-LM elsewhere. Returns its name,
+    the configuration's path, and the command that launches it.
 
-def launch(recipe: Mapping[str, Any]) -> tuple[str, str]:
-    """The framework that suits the cluster and the command that starts the run in it."""
+    Raises:
+        ConfigError: a file cannot be written.
+    """
+    from shardwise.cli.inputs import recipe_yaml, write_file
     from shardwise.engine.frameworks import export
     from shardwise.engine.recipe_io import load_recipe
 
-    loaded = load_recipe(recipe)
-    framework = "primus" if loaded.cluster.gpu.vendor == "amd" else "megatron-lm"
-    return framework, export(loaded, framework).launch
+    recipe = load_recipe(best)
+    written = export(recipe, "primus" if recipe.cluster.gpu.vendor == "amd" else "megatron-lm")
+    path = folder / written.filename
+    write_file(folder / "best.yaml", recipe_yaml(best), field="--out")
+    write_file(path, written.text, field="--out")
+    return {"framework": written.framework, "configuration": str(path), "launch": written.launch}
 
 
 def _groups(names: Iterable[str]) -> list[tuple[str, ...]]:

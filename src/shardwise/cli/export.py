@@ -64,6 +64,7 @@ def export(
                 "launch": written.launch,
                 "env": dict(written.env),
                 "cannot_say": list(written.cannot_say),
+                "notes": list(written.notes),
                 "text": written.text,
             }
         )
@@ -72,8 +73,8 @@ def export(
         emit_text(written.text)
     else:
         note(f"wrote {out}; launch with: {written.launch}")
-    if written.cannot_say:
-        note(f"{to} has no setting for: {', '.join(written.cannot_say)}")
+    for line in written.notes:
+        note(line)
 
 
 def import_(

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from shardwise.engine.recipe import Recipe
 
 STDIN = "-"
-_FLAG = re.compile(r"(?:^|\s)--[a-z][a-z0-9-]+")
 _BOOLS = {
     "true": True,
     "on": True,
@@ -54,29 +53,26 @@ def source_fields(given: Given) -> dict[str, Any]:
     configuration (or is said to be, with ``--from``) is imported.
     """
     from shardwise.engine.catalog.documents import parse_mapping, read_text
+    from shardwise.engine.frameworks import recognise
 
     if given.source is None:
         return {}
     model, cluster = given.fields.get("model"), given.fields.get("cluster")
     text = read_text(given.source, what="RECIPE")
-    if given.from_ is not None:
-        return dict(_imported(text, given.from_, model, cluster).recipe)
-    try:
-        data = parse_mapping(text, where=_where(given.source))
-    except ConfigError:
-        if not _FLAG.search(text):
-            raise
-        return dict(_imported(text, None, model, cluster).recipe)
-    if "modules" in data:
-        return dict(_imported(text, None, model, cluster).recipe)
-    return data
+    framework = given.from_ or recognise(text)
+    if framework is not None:
+        # A file is read again by its path, because it may name others beside it.
+        origin = text if given.source == STDIN else Path(given.source)
+        return dict(_imported(origin, framework, model, cluster).recipe)
+    return parse_mapping(text, where=_where(given.source))
 
 
 def import_source(source: str, *, from_: str | None, model: str | None, cluster: str | None) -> Imported:
     """A framework's configuration from a file or stdin, as a recipe with notes."""
     from shardwise.engine.catalog.documents import read_text
 
-    return _imported(read_text(source, what="FILE"), from_, model, cluster)
+    text = read_text(source, what="FILE")
+    return _imported(text if source == STDIN else Path(source), from_, model, cluster)
 
 
 def assignments(items: Iterable[str]) -> dict[str, Any]:
@@ -131,10 +127,10 @@ def recipe_yaml(recipe: Mapping[str, Any]) -> str:
     return yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True)
 
 
-def _imported(text: str, from_: str | None, model: str | None, cluster: str | None) -> Imported:
+def _imported(origin: str | Path, from_: str | None, model: str | None, cluster: str | None) -> Imported:
     from shardwise.engine.frameworks import import_config
 
-    return import_config(text, from_=from_, model=model, cluster=cluster)
+    return import_config(origin, from_=from_, model=model, cluster=cluster)
 
 
 def _where(source: str | None) -> str:

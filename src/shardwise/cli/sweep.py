@@ -27,6 +27,12 @@ def sweep(
         list[str] | None,
         typer.Option("--fix", metavar="FIELD=VALUE", help="Keep a field; repeatable.", show_default=False),
     ] = None,
+    allow_precision: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-precision", metavar="WORD", help="Precision to try too; repeatable.", show_default=False
+        ),
+    ] = None,
     margin: Annotated[float, typer.Option("--margin", help="Share of memory that must stay free.")] = 0.05,
     top: Annotated[int, typer.Option("--top", metavar="N", help="How many of the best to show.")] = 10,
     json_: JsonFlag = False,
@@ -44,7 +50,15 @@ def sweep(
     names = None if axes is None else [name.strip() for name in axes.split(",") if name.strip()]
     held = [name for name in fixed if name not in ("model", "cluster", "gbs", "seq_len")]
     with stepper("scoring", quiet=json_) as step:
-        result = engine.sweep(base, names, fixed=held, margin=margin, top=top, progress=step)
+        result = engine.sweep(
+            base,
+            names,
+            fixed=held,
+            precisions=allow_precision or (),
+            margin=margin,
+            top=top,
+            progress=lambda seen: step(seen, None),
+        )
     document = result.as_json()
     if json_:
         emit_json(document)

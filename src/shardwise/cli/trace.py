@@ -24,8 +24,7 @@ def root(ctx: typer.Context) -> None:
 
 def show(trace: Trace, json_: JsonFlag = False) -> None:
     """Tell a run as a story, step by step."""
-    from shardwise.traces.reader import read_trace
-    from shardwise.traces.story import story
+    from shardwise.traces import read_trace, story
 
     events = read_trace(locate(trace))
     if json_:
@@ -65,14 +64,13 @@ def replay(trace: Trace, json_: JsonFlag = False) -> None:
     from shardwise.agent.replay import replay_run
 
     outcome = replay_run(locate(trace))
-    difference = None if outcome.first_difference is None else str(outcome.first_difference)
     if json_:
-        emit_json({"equal": outcome.equal, "steps": outcome.steps, "first_difference": difference})
+        emit_json(outcome.as_json())
     else:
         from shardwise.cli.render import console
         from shardwise.cli.render.trace import replayed
 
-        console.show(replayed(outcome.equal, outcome.steps, difference))
+        console.show(replayed(outcome.equal, outcome.steps, outcome.first_difference))
     if not outcome.equal:
         raise typer.Exit(1)
 
@@ -85,7 +83,7 @@ def diff(trace: Trace, other: Trace, json_: JsonFlag = False) -> None:
     from shardwise.traces import diff as compare
 
     found = compare(locate(trace), locate(other))
-    difference = None if found is None else str(found)
+    difference = None if found is None else found.words
     if json_:
         emit_json({"equal": found is None, "first_difference": difference})
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,19 +85,22 @@ def tune(
     """Search for the fastest recipe: the main job.
 
     REQUEST says what in plain words; every option wins over the words. Recipe fields given as options
-    stay fixed; --recipe FILE is the recipe to start from and to compare with.
+    stay fixed; --recipe FILE is the recipe to start from and to compare with. Exits 1 when nothing that is
+    legal fits.
     """
     from shardwise.agent.session import tune as search
+    from shardwise.cli.explain import choices, write_launch
     from shardwise.cli.inputs import assignments, duration, merged, source_fields
     from shardwise.cli.render.progress import tuning
 
+    words = " ".join(request or []) or None
     if resume is not None:
         asked = None
     else:
         start = source_fields(given)
         fields = merged(given.fields, assignments(fix or []))
         asked = _request(
-            " ".join(request or []),
+            words,
             model=fields.get("model") or start.get("model"),
             cluster=fields.get("cluster") or start.get("cluster"),
             gbs=fields.get("gbs"),
@@ -115,33 +117,28 @@ def tune(
             base_url=base_url,
         )
     with tuning(quiet=json_) as on_event:
-        result = search(asked, out=out, resume=resume, on_event=on_event)
+        result = search(asked, out=out, resume=resume, on_event=on_event, text=words)
     document = result.as_json()
+    best = document["best"]
+    launch = None if best is None else write_launch(best["recipe"], Path(document["run"]))
     if json_:
         emit_json(document)
-        return
-    from shardwise.cli.render.console import show
-    from shardwise.cli.render.tune import tune as render
+    else:
+        from shardwise.cli.render.console import show
+        from shardwise.cli.render.tune import tune as render
 
-    show(render(document, explanation(document)))
-
-
-def explanation(document: Mapping[str, Any]) -> dict[str, Any]:
-    """What people want to know beyond the result: the worth of each choice, rejections, the launch."""
-    from shardwise.cli.explain import choices, launch, rejections
-    from shardwise.traces import read_trace
-
-    best, baseline = document["best"]["recipe"], document["baseline"]["recipe"]
-    framework, command = launch(best)
-    return {
-        "choices": choices(best, baseline),
-        "rejections": rejections(read_trace(Path(document["trace"]))),
-        "framework": framework,
-        "launch": command,
-    }
+        worth = [] if best is None else choices(best["recipe"], document["baseline"]["recipe"])
+        show(render(document, worth, launch))
+    if best is None:
+        raise typer.Exit(1)
 
 
-def _request(text: str, **fields: Any) -> TuneRequest:
-    from shardwise.agent.request import TuneRequest
+def _request(words: str | None, **fields: Any) -> TuneRequest:
+    """The request; words that mean nothing are named on stderr, not ignored in silence."""
+    from shardwise.agent.request import TuneRequest, parse_request
+    from shardwise.cli.render.console import note
 
-    return TuneRequest.of(text, **{name: value for name, value in fields.items() if value is not None})
+    parsed = parse_request(words or "")
+    if parsed.unparsed:
+        note(f"not understood, left out: {' '.join(parsed.unparsed)}")
+    return TuneRequest.build(parsed.merged(**fields))

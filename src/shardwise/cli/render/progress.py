@@ -17,8 +17,8 @@ from rich.progress import (
 
 from shardwise.cli.render.console import console
 
-Step = Callable[[int, int], None]
-"""Called with how many are done and how many there are in all."""
+Step = Callable[[int, int | None], None]
+"""Called with how many are done and, where it is known, how many there are in all."""
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def stepper(what: str, *, quiet: bool = False) -> Iterator[Step]:
     with Progress(*columns, console=out, transient=True, disable=hidden) as progress:
         task = progress.add_task(what, total=None)
 
-        def step(done: int, total: int) -> None:
+        def step(done: int, total: int | None) -> None:
             progress.update(task, completed=done, total=total)
 
         yield step

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -18,45 +19,66 @@ from shardwise.cli.render.units import NONE, count, gib, percent, seconds, signe
 
 _HIDDEN_BY_OVERLAP = ("tp_comm", "ep_comm", "cp_comm", "pp_comm", "dp_comm_exposed")
 _STAGES = 8
+_MISSING = object()
 
 
-def tune(document: Mapping[str, Any], why: Mapping[str, Any]) -> Group:
+def tune(
+    document: Mapping[str, Any], choices: Sequence[Mapping[str, Any]], launch: Mapping[str, str] | None
+) -> Group:
     """Everything that a person needs to judge and to launch the winner.
 
-    ``document`` is the JSON of ``shardwise tune``; ``why`` holds ``choices``, ``rejections``,
-    ``framework`` and ``launch`` (see ``shardwise.cli.explain``).
+    ``document`` is the JSON of ``shardwise tune``; ``choices`` and ``launch`` come from
+    ``shardwise.cli.explain`` (``launch`` is None when nothing fits).
     """
     best, baseline = document["best"], document["baseline"]
+    if best is None or launch is None:
+        return Group(
+            _nothing(document), Text(), _rejected(document), _ending(document), Text(), _files(document)
+        )
     return Group(
         _headline(document),
         Text(),
-        Text.assemble(("Recipe", "bold"), "\n  ", settings(best["recipe"])),
+        Text("Recipe", style="bold"),
+        Padding(Text(settings(best["recipe"])), (0, 0, 0, 2)),
         Text(),
         _comparison(best["projection"], baseline["projection"]),
         *_stages(best["projection"]["memory"], baseline["projection"]["memory"]),
-        *_why(why["choices"]),
+        *_why(choices, document.get("effects") or []),
         Text("Where a step's time goes", style="bold"),
         time_bars(best["projection"]["time_breakdown_s"]),
         Text("  " + _bottleneck(best["projection"])),
         Text(),
-        _rejected(document, why["rejections"]),
+        _rejected(document),
         _ending(document),
         Text(),
-        Text.assemble((f"Launch ({why['framework']})", "bold"), "\n", _indented(str(why["launch"]))),
+        Text.assemble((f"Launch ({launch['framework']})", "bold"), "\n", _indented(launch["launch"])),
         Text(),
-        _files(document, str(why["framework"])),
+        _files(document, launch),
+    )
+
+
+def _nothing(document: Mapping[str, Any]) -> Text:
+    baseline = document["baseline"]
+    where = f"{place(baseline['recipe'])}\n" if baseline else ""
+    return Text.assemble(
+        (where, "bold"),
+        ("Nothing that is legal fits", "bold red"),
+        ": more GPUs, a smaller batch or sequence, or fewer fixed fields.",
     )
 
 
 def _headline(document: Mapping[str, Any]) -> Text:
-    best = document["best"]
-    gain = document["gain_pct"]
+    best, gain = document["best"], document["gain_pct"]
     text = Text.assemble((place(best["recipe"]), "bold"), "\n")
     text.append_text(throughput(best["projection"]))
-    if gain is None:
-        return text
-    style = "bold green" if gain > 0 else "bold"
-    return text.append("\n").append(f"{signed_percent(gain)} over the baseline", style=style)
+    if gain is not None:
+        style = "bold green" if gain > 0 else "bold"
+        text.append(f"\n{signed_percent(gain)} over the baseline", style=style)
+        fits = "" if document.get("baseline_fits", True) else ", which does not fit"
+        text.append(f" ({document.get('baseline_source', 'given')}{fits})")
+    if document.get("fallback"):
+        text.append(f"\nthe LLM was given up: {document['fallback']}", style="yellow")
+    return text
 
 
 def _comparison(best: Mapping[str, Any], baseline: Mapping[str, Any]) -> Table:
@@ -103,19 +125,33 @@ def _total(totals: Sequence[float], number: int) -> str:
     return gib(totals[number], unit=False) if number < len(totals) else NONE
 
 
-def _why(choices: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
-    title = Text("Why: what each choice is worth, taken back alone", style="bold")
+def _why(choices: Sequence[Mapping[str, Any]], effects: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
     if not choices:
         return [Text("Why: nothing that was tried beats the baseline", style="bold"), Text()]
-    table = Table(box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD, title="Why", title_justify="left", title_style="bold")
     table.add_column("choice", overflow="fold")
     table.add_column("baseline", overflow="fold")
     table.add_column("best", overflow="fold", style="bold")
-    table.add_column("best without it", justify="right")
+    table.add_column("alone at\nthe start", justify="right", no_wrap=True)
+    table.add_column("best\nwithout it", justify="right", no_wrap=True)
     for choice in choices:
-        effect = choice.get("impossible") or signed_percent(choice.get("without_pct"))
-        table.add_row(choice["field"], _values(choice["baseline"]), _values(choice["best"]), str(effect))
-    return [title, table]
+        without = choice.get("impossible") or signed_percent(choice.get("without_pct"))
+        row = (choice["field"], _values(choice["baseline"]), _values(choice["best"]))
+        table.add_row(*row, _alone(choice["best"], effects), str(without))
+    return [table]
+
+
+def _alone(best: Mapping[str, Any], effects: Sequence[Mapping[str, Any]]) -> str:
+    """What the plan's single-axis sweep found for this very choice, if it tried it."""
+    for effect in effects:
+        changes = effect["changes"]
+        if changes and all(best.get(name, _MISSING) == _plain(value) for name, value in changes.items()):
+            return signed_percent(effect["gain_pct"]) + ("" if effect["fits"] else " (no fit)")
+    return NONE
+
+
+def _plain(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _values(values: Mapping[str, Any]) -> str:
@@ -137,14 +173,14 @@ def _bottleneck(projection: Mapping[str, Any]) -> str:
     )
 
 
-def _rejected(document: Mapping[str, Any], reasons: Sequence[tuple[str, int]]) -> Text:
+def _rejected(document: Mapping[str, Any]) -> Group:
     text = Text.assemble(
         ("Rejected before scoring", "bold"),
         f"  {document['rejected_by_memory']} by memory, {document['rejected_illegal']} illegal",
     )
-    if reasons:
-        text.append("\n  " + ", ".join(f"{reason} ({number})" for reason, number in reasons))
-    return text
+    reasons = sorted((document.get("rejections") or {}).items(), key=lambda item: (-item[1], item[0]))
+    told = ", ".join(f"{reason} {number}" for reason, number in reasons)
+    return Group(text, *([Padding(Text(told), (0, 0, 0, 2))] if told else []))
 
 
 def _ending(document: Mapping[str, Any]) -> Text:
@@ -156,13 +192,18 @@ def _ending(document: Mapping[str, Any]) -> Text:
     )
 
 
-def _files(document: Mapping[str, Any], framework: str) -> Text:
+def _files(document: Mapping[str, Any], launch: Mapping[str, str] | None = None) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     run = document["run"]
-    return Text.assemble(
-        ("Run folder", "bold"),
-        f"  {run}\n  trace  {document['trace']}\n  read it with: shardwise trace show {run}",
-        f"\n  configuration: shardwise export --to {framework} {run}/best.yaml",
-    )
+    table.add_row(Text("Run folder", style="bold"), run)
+    if launch is not None:
+        table.add_row("  recipe", f"{run}/best.yaml")
+        table.add_row("  configuration", launch["configuration"])
+    table.add_row("  trace", document["trace"])
+    table.add_row("  its story", f"shardwise trace show {run}")
+    return table
 
 
 def _peak(memory: Mapping[str, Any] | None) -> str:
