@@ -13,7 +13,7 @@ import numpy as np
 
 from shardwise.engine.activations import saved_input_bytes
 from shardwise.engine.collectives import Group, Network, place
-from shardwise.engine.efficiency import Efficiency, efficiency, matrix_rate
+from shardwise.engine.efficiency import Calibration, Efficiency, matrix_rate
 from shardwise.engine.kernels import attention_seconds, gemm_seconds, streaming_seconds
 from shardwise.engine.lowering import LayerKind, Lowered
 from shardwise.engine.table import Bools, Floats, Table
@@ -51,15 +51,15 @@ class Pricing:
     groups: dict[str, Group]
 
     @classmethod
-    def of(cls, low: Lowered) -> Pricing:
+    def of(cls, low: Lowered, calibration: Calibration) -> Pricing:
         """The cost model of ``low``'s cluster."""
         table, gpu = low.table, low.table.cluster.gpu
-        eff = efficiency(gpu)
+        eff = calibration.efficiency(gpu)
         return cls(
             low=low,
             eff=eff,
             network=Network(table.cluster, eff),
-            rate=matrix_rate(gpu, table.precision),
+            rate=matrix_rate(gpu, table.precision, eff),
             half_rate=gpu.peak_flops.get("bf16", gpu.peak_flops.get("fp16", 0.0)) * eff.gemm_16bit,
             hbm=gpu.hbm_bandwidth_bytes_per_s * eff.hbm,
             groups=_groups(table),

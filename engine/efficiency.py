@@ -7,6 +7,7 @@ per model and none per case.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib.resources import files
@@ -16,7 +17,7 @@ import numpy as np
 import yaml
 
 from shardwise.engine.cluster import GPU
-from shardwise.engine.errors import UnsupportedError
+from shardwise.engine.errors import ConfigError, UnsupportedError
 from shardwise.engine.recipe import PRECISIONS
 from shardwise.engine.table import Floats, Ints
 
@@ -92,48 +93,61 @@ class Efficiency:
     """Growth of step time per doubling of the node count beyond one node."""
 
 
-_NAMES = {f.name for f in fields(Efficiency)}
+_NAMES = frozenset(f.name for f in fields(Efficiency))
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Parameter values by scope, the most specific winning: default, vendor, architecture, GPU."""
+
+    default: Mapping[str, float]
+    """Every parameter of :class:`Efficiency`."""
+    overrides: Mapping[str, Mapping[str, float]]
+    """Vendor, architecture or GPU name -> the parameters that differ there."""
+    residuals: Mapping[str, tuple[float, float]]
+    """``dense`` and ``moe`` -> 10% and 90% quantiles of measured over projected throughput."""
+
+    def efficiency(self, gpu: GPU) -> Efficiency:
+        """The parameters in force for ``gpu``."""
+        merged = dict(self.default)
+        for scope in (gpu.vendor, gpu.architecture, gpu.name):
+            merged.update(self.overrides.get(scope, {}))
+        return Efficiency(**merged)
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any], *, where: str) -> Calibration:
+        """Validate a parsed ``calibration.yaml``; ConfigError names the entry that does not fit."""
+        scopes = {"default": document.get("default", {}), **document.get("overrides", {})}
+        for scope, values in scopes.items():
+            for name, value in values.items():
+                if name not in _NAMES:
+                    raise ConfigError(f"{where}: {scope}.{name} is no parameter", field=name)
+                if not isinstance(value, int | float) or not value >= 0:
+                    raise ConfigError(
+                        f"{where}: {scope}.{name} = {value!r} must be a number >= 0", field=name
+                    )
+        missing = sorted(_NAMES - scopes["default"].keys())
+        if missing:
+            raise ConfigError(f"{where}: default lacks {', '.join(missing)}", field=missing[0])
+        residuals = {kind: (float(low), float(high)) for kind, (low, high) in document["residuals"].items()}
+        return cls(scopes.pop("default"), scopes, residuals)
 
 
 @lru_cache(maxsize=1)
-def _document() -> dict[str, Any]:
+def shipped_calibration() -> Calibration:
+    """The calibration that comes with the engine, ``calibration.yaml``."""
     text = files("shardwise.engine").joinpath("calibration.yaml").read_text(encoding="utf-8")
     document = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    assert isinstance(document, dict)
-    return document
+    return Calibration.from_document(document, where="calibration.yaml")
 
 
-def efficiency(gpu: GPU) -> Efficiency:
-    """The parameters in force for ``gpu``: defaults, then its vendor's, architecture's and its own."""
-    return _lookup(gpu.vendor, gpu.architecture, gpu.name)
-
-
-@lru_cache(maxsize=64)
-def _lookup(vendor: str, architecture: str, name: str) -> Efficiency:
-    document = _document()
-    merged = dict(document["default"])
-    for layer in (vendor, architecture, name):
-        merged.update(document["overrides"].get(layer, {}))
-    unknown = merged.keys() - _NAMES
-    assert not unknown, f"calibration.yaml: unknown parameters {sorted(unknown)}"
-    return Efficiency(**merged)
-
-
-@lru_cache(maxsize=1)
-def residual_quantiles() -> dict[str, tuple[float, float]]:
-    """For ``dense`` and ``moe``: 10% and 90% quantiles of measured over projected throughput."""
-    return {key: (float(low), float(high)) for key, (low, high) in _document()["residuals"].items()}
-
-
-def matrix_rate(gpu: GPU, precision: Ints) -> Floats:
+def matrix_rate(gpu: GPU, precision: Ints, eff: Efficiency) -> Floats:
     """Sustained FLOP/s of large GEMMs for each row's precision code; UnsupportedError if none."""
-    eff = efficiency(gpu)
     share = {"fp8": eff.gemm_fp8, "mxfp8": eff.gemm_fp8, "fp4": eff.gemm_fp4}
     rates = np.zeros(len(PRECISIONS))
     for code in np.unique(precision):
         word = PRECISIONS[code]
-        form = MATRIX_FORMAT[word]
-        rates[code] = matrix_peak(gpu, word) * share.get(form, eff.gemm_16bit)
+        rates[code] = matrix_peak(gpu, word) * share.get(MATRIX_FORMAT[word], eff.gemm_16bit)
     return np.asarray(rates[precision])
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from shardwise.engine.activations import residual_bytes
 from shardwise.engine.costs import LayerCost, Pricing, layer_cost
 from shardwise.engine.data_parallel import layer_exposed, optimizer_seconds, step_exposed
-from shardwise.engine.efficiency import matrix_peak, residual_quantiles
+from shardwise.engine.efficiency import Calibration, matrix_peak, shipped_calibration
 from shardwise.engine.flops import flops_per_token
 from shardwise.engine.legality import check
 from shardwise.engine.lowering import LayerKind, Lowered, lower
@@ -50,10 +50,12 @@ class ProjectionTable:
     memory: MemoryTable
 
 
-def project_table(table: Table, stages: Ints | None = None) -> ProjectionTable:
+def project_table(
+    table: Table, stages: Ints | None = None, *, calibration: Calibration | None = None
+) -> ProjectionTable:
     """Project legal recipes. ``stages`` (n, S): which to look at; by default those that can be worst."""
     low = lower(table, stages)
-    pricing = Pricing.of(low)
+    pricing = Pricing.of(low, calibration or shipped_calibration())
     items = _step_items(low, pricing)
     step = np.sum(list(items.values()), axis=0)
     world = table.cluster.world_size
@@ -84,7 +86,7 @@ def project(recipe: Recipe, *, check_legality: bool = True) -> Projection:
     table = Table.of([recipe])
     projected = project_table(table, all_stages(table))
     tokens = float(projected.tokens_per_s_per_gpu[0])
-    low, high = residual_quantiles()["moe" if recipe.model.is_moe else "dense"]
+    low, high = shipped_calibration().residuals["moe" if recipe.model.is_moe else "dense"]
     return Projection(
         violations=(),
         step_time_s=float(projected.step_time_s[0]),

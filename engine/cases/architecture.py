@@ -12,7 +12,10 @@ from shardwise.engine.errors import ConfigError
 from shardwise.engine.model import Model
 
 _FAMILIES: tuple[tuple[str, dict[str, Any]], ...] = (
-    (r"gpt-?oss", {"attention_sink": True, "window_size": 128, "window_attn_every": 2, "add_bias_linear": True}),
+    (
+        r"gpt-?oss",
+        {"attention_sink": True, "window_size": 128, "window_attn_every": 2, "add_bias_linear": True},
+    ),
     (r"qwen-?3", {"qk_layernorm": True}),
     (r"qwen-?(1\.5|2)", {"add_qkv_bias": True}),
     (r"maverick", {"moe_layer_freq": 2}),
@@ -45,7 +48,9 @@ def _from_catalog(case: Case, missing: list[str], assumptions: list[str]) -> Mod
         raise CannotScoreError(f"architecture not stated ({stated}) and {err}") from err
     layers, hidden = case.model.arch.layers, case.model.arch.hidden
     if hidden not in (None, known.hidden_size):
-        raise CannotScoreError(f"architecture not stated ({stated}) and hidden={hidden} is not {known.name}'s")
+        raise CannotScoreError(
+            f"architecture not stated ({stated}) and hidden={hidden} is not {known.name}'s"
+        )
     assumptions.append(f"model {known.name} from the catalog: the case leaves out {stated}")
     return known.with_(num_layers=layers) if layers and layers != known.num_layers else known
 

@@ -61,7 +61,8 @@ def option_fields(case: Case, *, moe: bool, precision: str) -> Fields:
     if moe:
         fields |= {
             "moe_token_dispatcher": _dispatcher(options),
-            "overlap_moe_expert_parallel_comm": _on(options.get("moe_a2a_overlap")) or _on(options.get("ep_overlap")),
+            "overlap_moe_expert_parallel_comm": _on(options.get("moe_a2a_overlap"))
+            or _on(options.get("ep_overlap")),
             "moe_expert_capacity_factor": _capacity(options),
         }
     return fields

@@ -38,5 +38,7 @@ def split_fields(
     if first < 1 or last < 1:
         assumptions.append(f"priced with {full * chunks} layers, {full} a chunk: {layers} do not divide")
         return {}, full * chunks
-    assumptions.append(f"{first} layers on the first and {last} on the last pipeline stage, {full} a middle chunk")
+    assumptions.append(
+        f"{first} layers on the first and {last} on the last pipeline stage, {full} a middle chunk"
+    )
     return {"num_layers_in_first_pipeline_stage": first, "num_layers_in_last_pipeline_stage": last}, layers

@@ -27,7 +27,10 @@ class CannotScoreError(Exception):
 
 _MODELS: tuple[tuple[str, str], ...] = (
     (r"lora", "LoRA fine-tuning (frozen weights) is not modelled"),
-    (r"hybrid|mamba|gated.delta|qwen3-next|qwen3\.5|nemotron-h\b", "hybrid (state-space or linear-attention) layers are not modelled"),
+    (
+        r"hybrid|mamba|gated.delta|qwen3-next|qwen3\.5|nemotron-h\b",
+        "hybrid (state-space or linear-attention) layers are not modelled",
+    ),
     (r"kimi-k3|linear attention", "linear attention is not modelled"),
     (r"deepseek-v4|dsv4", "DeepSeek V4 (sparse compressed attention, hyper-connections) is not modelled"),
     (r"diffusion|\bflux\b|\bdit\b|\bwan ?2", "diffusion models are not modelled"),
@@ -35,8 +38,16 @@ _MODELS: tuple[tuple[str, str], ...] = (
     (r"-vl-|-vl\b|\bvlm\b|vision|multimodal|llava", "models with a vision tower are not modelled"),
 )
 
-_OFFLOADS = ("optimizer_cpu_offload", "optimizer_state_offload", "cpu_offload", "offload_optimizer", "offload_param",
-             "activation_cpu_offload", "activation_offload", "optimizer_offload_fraction")
+_OFFLOADS = (
+    "optimizer_cpu_offload",
+    "optimizer_state_offload",
+    "cpu_offload",
+    "offload_optimizer",
+    "offload_param",
+    "activation_cpu_offload",
+    "activation_offload",
+    "optimizer_offload_fraction",
+)
 
 _METHODS = {
     "vocab-1": "vocabulary-parallel passes in the pipeline are not modelled",

@@ -14,7 +14,9 @@ from shardwise.engine.cases.scope import CannotScoreError
 
 Fields = dict[str, Any]
 
-_FSDP_FRAMEWORKS = r"fsdp|torchtitan|llm-foundry|maxtext|automodel|kempner|xtuner|torchtune|felafax|pith-train"
+_FSDP_FRAMEWORKS = (
+    r"fsdp|torchtitan|llm-foundry|maxtext|automodel|kempner|xtuner|torchtune|felafax|pith-train"
+)
 _UNSHARDED_FRAMEWORKS = r"megatron-deepspeed|flash-attention|paddle|tutel|deepspeed-(moe|ted)"
 
 PRECISION_WORDS: tuple[tuple[str, str], ...] = (
@@ -140,7 +142,9 @@ _PER_OP = r"per-?op|\(op\)|graph sac|rematerialised cheap"
 nearest modules are the norms and the MLP."""
 
 
-def recompute(words: str | None, *, layers: int, pp: int, vpp: int, moe: bool, assumptions: list[str]) -> Fields:
+def recompute(
+    words: str | None, *, layers: int, pp: int, vpp: int, moe: bool, assumptions: list[str]
+) -> Fields:
     """``recompute`` and its method, layers or modules. Silent: none."""
     text = (words or "").lower().strip()
     if not text:
