@@ -53,16 +53,15 @@ def choose_baseline(request: TuneRequest) -> Baseline:
     return construct(request, reference.recipe if reference else {})
 
 
-def construct(request: TuneRequest, batch: dict[str, Any]) -> Baseline:
+def construct(request: TuneRequest, start: Fields) -> Baseline:
     """A plain legal recipe, the least split one that fits.
 
     Candidates have micro batch size 1, no interleaving, the most expert parallelism that stays inside the
     scale-up domain, and recomputation only when nothing fits without. Among those that fit, the smallest product
     of tensor, context and pipeline sizes wins, then the smallest tensor size. When nothing fits, the one that
-    needs least memory is returned. ``batch`` may give ``gbs`` and ``seq_len``.
+    needs least memory is returned. ``start`` gives all other fields (empty: their defaults).
     """
-    given = {name: batch[name] for name in ("gbs", "seq_len") if name in batch}
-    base = recipe_of(request, _fields(request, given))
+    base = recipe_of(request, _fields(request, {**start, "vpp": 1}))
     least: tuple[float, Fields] | None = None
     for recompute in _free(request, "recompute", ["none", "full"], base.recompute):
         table = _plain_table(request, base, recompute)
@@ -124,7 +123,7 @@ def _plain_table(request: TuneRequest, base: Recipe, recompute: str) -> Table | 
         "cp": _free(request, "cp", [p for p in powers if p <= domain], base.cp),
         "etp": _free(request, "etp", [1], base.etp),
     }
-    start = recipe_of(request, {**_without_recompute(base), "recompute": recompute, **request.fixed})
+    start = recipe_of(request, {**_plain(base), "recompute": recompute, **request.fixed})
     pieces: list[Table] = []
     for parallel in (False, True):
         tps = [tp for tp in sizes["tp"] if (tp > 1) == parallel]
@@ -136,11 +135,13 @@ def _plain_table(request: TuneRequest, base: Recipe, recompute: str) -> Table | 
         mask = legality.legal_mask(table)
         if mask.any():
             pieces.append(table.take(mask))
-    return _stacked(pieces)
+    return stacked(pieces) if pieces else None
 
 
-def _without_recompute(base: Recipe) -> Fields:
-    return {name: value for name, value in fields_of(base).items() if not name.startswith("recompute")}
+def _plain(base: Recipe) -> Fields:
+    """The base without what hangs on sizes that are about to change."""
+    tied = ("recompute", "num_layers_in", "account_for", "overlap_moe", "pp_schedule")
+    return {name: value for name, value in fields_of(base).items() if not name.startswith(tied)}
 
 
 def _free(request: TuneRequest, name: str, values: list[Any], fixed: Any) -> list[Any]:
@@ -153,9 +154,8 @@ def _near_domain(table: Table) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.where(inside, table.ep, 0)
 
 
-def _stacked(pieces: list[Table]) -> Table | None:
-    if not pieces:
-        return None
+def stacked(pieces: list[Table]) -> Table:
+    """Tables of one model and cluster below each other; at least one."""
     first = pieces[0]
     return replace(first, **{name: np.concatenate([getattr(p, name) for p in pieces]) for name in COLUMNS})
 

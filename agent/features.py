@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.engine.recipe import RECOMPUTES
-from shardwise.engine.table import COLUMNS, Floats, Ints, Table
+from shardwise.engine.pipeline_layout import chunk_layers
+from shardwise.engine.table import COLUMNS, METHODS, Floats, Ints, Table
 
 JOINT: dict[str, tuple[str, ...]] = {
     "recompute": ("recompute", "recompute_method", "recompute_num_layers", "recompute_modules"),
@@ -51,7 +52,7 @@ class Coding:
         axes: list[str] = []
         choices: list[npt.NDArray[np.float64]] = []
         for axis, columns in AXES.items():
-            if all(np.ptp(getattr(table, name).astype(np.float64)) == 0 for name in columns):
+            if not len(table) or all(np.ptp(_meaning(table, name)) == 0 for name in columns):
                 continue
             axes.append(axis)
             choices.append(np.unique(_stack(table, columns), axis=0))
@@ -81,14 +82,26 @@ def numbers(table: Table) -> Floats:
 
 def _recomputed_share(table: Table) -> Floats:
     full = table.recompute == RECOMPUTES.index("full")
-    block = full & (table.recompute_method == 1)
+    block = full & (table.recompute_method == METHODS.index("block"))
     chunks = table.pp * table.vpp
     share = np.where(block, table.recompute_num_layers * chunks / table.model.num_layers, 1.0)
     return np.where(full, np.minimum(share, 1.0), 0.0)
 
 
 def _stack(table: Table, columns: tuple[str, ...]) -> Floats:
-    return np.stack([getattr(table, name).astype(np.float64) for name in columns], axis=1)
+    return np.stack([_meaning(table, name) for name in columns], axis=1)
+
+
+def _meaning(table: Table, name: str) -> Floats:
+    """The column, with counts of layers read as the choice behind them: it is the share of a chunk that is
+    recomputed, or that a stage differs at all, which carries over from one pipeline size to another."""
+    column = getattr(table, name).astype(np.float64)
+    if name == "recompute_num_layers":
+        block = table.recompute_method == METHODS.index("block")
+        return np.where(block, np.round(4.0 * column / np.maximum(chunk_layers(table), 1)) / 4.0, column)
+    if name in ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"):
+        return np.asarray(column > 0, dtype=np.float64)
+    return np.asarray(column)
 
 
 def differing(codes: npt.NDArray[np.int16], one: npt.NDArray[np.int16]) -> Ints:

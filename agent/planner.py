@@ -87,8 +87,11 @@ def _sweeps(anchor: Fields, space: SearchSpace) -> list[Candidate]:
         axis = coding.axes[column]
         rows = single[moved[:, column]]
         distance = np.abs(codes[rows, column].astype(np.int64) - int(here[column]))
-        for row in rows[np.argsort(distance, kind="stable")]:
-            by_axis.setdefault(axis, []).append(_move(anchor, fields_of(space.legal.recipe(int(row))), axis))
+        moves = [
+            _move(anchor, fields_of(space.legal.recipe(int(row))), axis)
+            for row in rows[np.argsort(distance, kind="stable")]
+        ]
+        by_axis[axis] = sorted(moves, key=_telling) if axis == "recompute" else moves
     out: list[Candidate] = []
     while any(by_axis.values()):
         for moves in by_axis.values():
@@ -108,6 +111,13 @@ def _move(anchor: Fields, fields: Fields, axis: str) -> Candidate:
         expected_gain_pct=None,
         reference=False,
     )
+
+
+def _telling(move: Candidate) -> tuple[int, int]:
+    """Recomputation choices, the most telling first: none, all, then module sets (large first), then blocks."""
+    fields = move["fields"]
+    kinds = {"none": 0, "full": 1 if fields.get("recompute_method") == "uniform" else 3, "selective": 2}
+    return kinds[fields["recompute"]], -len(fields.get("recompute_modules", []))
 
 
 def _ordered(coding: Coding) -> list[int]:

@@ -11,15 +11,24 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.agent.baseline import Baseline, construct
+from shardwise.agent.baseline import Baseline, construct, stacked
 from shardwise.agent.features import Coding
 from shardwise.agent.request import TuneRequest
 from shardwise.agent.surrogate import Points
 from shardwise.agent.trial import Fields, recipe_of
-from shardwise.engine.space import default_axes, legal_space
+from shardwise.engine.errors import ConfigError
+from shardwise.engine.recipe import Recipe
+from shardwise.engine.space import Axes, default_axes, legal_chunks
 from shardwise.engine.table import Bools, Table
 from shardwise.memory_filter import filter_table
 
+MAX_ROWS = 1_500_000
+"""Recipes that a search holds at once (a row is about 350 bytes)."""
+_DISPENSABLE = (
+    "pipeline_split", "tp_comm_overlap", "overlap_moe_expert_parallel_comm", "moe_token_dispatcher", "dp_sharding",
+    "cp",
+)  # fmt: skip
+# Axes left at the baseline's value when a space is too large, in that order.
 _CHUNK = 100_000
 """Rows per memory call, so that the working arrays stay small."""
 
@@ -44,17 +53,28 @@ class SearchSpace:
         """Where sweeps start: the baseline when it fits, else the constructed recipe that does, else None."""
         if self.fits(self._baseline.fields):
             return self._baseline.fields
-        batch = {name: self._baseline.fields[name] for name in ("gbs", "seq_len")}
-        built = construct(self._request, batch).fields
+        built = construct(self._request, self._baseline.fields).fields
         return built if self.fits(built) else None
 
     @cached_property
     def legal(self) -> Table:
-        """Every legal recipe, fitting or not, in the space's own order."""
+        """Every legal recipe, fitting or not, in the space's own order.
+
+        A space of more than :data:`MAX_ROWS` recipes is searched without its least important axes.
+        """
         base = recipe_of(self._request, self.anchor if self.anchor is not None else self._baseline.fields)
-        fixed = {name: getattr(base, name) for name in self._request.fixed}
-        axes = default_axes(base, allow_precision=self._request.allow_precision)
-        return legal_space(base, axes, fixed)
+        names = None
+        for dropped in range(len(_DISPENSABLE) + 1):
+            axes = default_axes(base, names=names, fixed=self._request.fixed, precisions=self._request.allow_precision)
+            table = _gathered(base, axes)
+            if table is not None:
+                return table
+            names = [axis for axis in axes.names if axis not in _DISPENSABLE[: dropped + 1]]
+        raise ConfigError(
+            f"the space holds more than {MAX_ROWS} recipes even without {', '.join(_DISPENSABLE)}; "
+            "fix a field, e.g. fixed tp or pp",
+            field="fixed",
+        )
 
     @cached_property
     def keep(self) -> Bools:
@@ -84,3 +104,15 @@ class SearchSpace:
     def points(self) -> Points:
         """:attr:`fitting` as the surrogate sees it."""
         return Points.of(self.fitting, self.coding)
+
+
+def _gathered(base: Recipe, axes: Axes) -> Table | None:
+    """The legal recipes of the space, or None when there are more than :data:`MAX_ROWS`."""
+    pieces: list[Table] = []
+    rows = 0
+    for piece in legal_chunks(base, axes):
+        rows += len(piece)
+        if rows > MAX_ROWS:
+            return None
+        pieces.append(piece)
+    return stacked(pieces) if pieces else Table.of([base]).take(np.zeros(0, dtype=np.int64))
