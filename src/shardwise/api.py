@@ -18,7 +18,7 @@ from shardwise.engine.results import MemoryReport, Projection, Violation
 
 if TYPE_CHECKING:
     from shardwise.agent.request import TuneRequest
-    from shardwise.agent.session import TuneResult
+    from shardwise.agent.result import TuneResult
     from shardwise.engine.frameworks import Exported
     from shardwise.engine.sweep import SweepResult
 

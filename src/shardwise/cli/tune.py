@@ -137,8 +137,14 @@ def _request(words: str | None, **fields: Any) -> TuneRequest:
     """The request; words that mean nothing are named on stderr, not ignored in silence."""
     from shardwise.agent.request import TuneRequest, parse_request
     from shardwise.cli.render.console import note
+    from shardwise.engine.catalog import models
+    from shardwise.engine.errors import unknown_name
 
     parsed = parse_request(words or "")
-    if parsed.unparsed:
-        note(f"not understood, left out: {' '.join(parsed.unparsed)}")
-    return TuneRequest.build(parsed.merged(**fields))
+    asked, rest = parsed.merged(**fields), " ".join(parsed.unparsed)
+    if rest and "model" not in asked:
+        raise unknown_name("model", rest, models())
+    request = TuneRequest.build(asked)
+    if rest:
+        note(f"not understood, left out: {rest}")
+    return request

@@ -41,12 +41,13 @@ def sweep(document: Mapping[str, Any], *, base: Mapping[str, Any]) -> Group:
     table.add_column("settings", overflow="fold")
     first = best[0]["tokens_per_s_per_gpu"]
     for index, row in enumerate(best):
-        values = " ".join(f"{name}={word(row['recipe'].get(name, base.get(name)))}" for name in differing)
+        recipe = row["recipe"]
+        values = " ".join(f"{name}={word(recipe[name])}" for name in differing if name in recipe)
         table.add_row(
             count(row["tokens_per_s_per_gpu"]),
             f"{100 * row['tokens_per_s_per_gpu'] / first:.1f}%",
             f"{row['peak_mem_gib']:,.1f}",
-            values,
+            values or "(all else at its default)",
             style="bold" if index == 0 else "",
         )
     return Group(*parts, table)
