@@ -36,8 +36,8 @@ class Baseline:
 def choose_baseline(request: TuneRequest) -> Baseline:
     """The baseline of a request: own recipe, else published reference, else constructed.
 
-    Fixed fields, ``gbs`` and ``seq_len`` of the request win over all three. Raises :class:`ConfigError` when the
-    user's own recipe, or every recipe with the fixed fields, is illegal.
+    Fixed fields, ``gbs`` and ``seq_len`` of the request win over all three. Raises :class:`ConfigError` when
+    the user's own recipe, or every recipe with the fixed fields, is illegal.
     """
     if request.recipe:
         fields = _fields(request, request.recipe)
@@ -57,9 +57,9 @@ def construct(request: TuneRequest, start: Fields) -> Baseline:
     """A plain legal recipe, the least split one that fits.
 
     Candidates have micro batch size 1, no interleaving, the most expert parallelism that stays inside the
-    scale-up domain, and recomputation only when nothing fits without. Among those that fit, the smallest product
-    of tensor, context and pipeline sizes wins, then the smallest tensor size. When nothing fits, the one that
-    needs least memory is returned. ``start`` gives all other fields (empty: their defaults).
+    scale-up domain, and recomputation only when nothing fits without. Among those that fit, the smallest
+    product of tensor, context and pipeline sizes wins, then the smallest tensor size. When nothing fits, the
+    one that needs least memory is returned. ``start`` gives all other fields (empty: their defaults).
     """
     base = recipe_of(request, _fields(request, {**start, "vpp": 1}))
     least: tuple[float, Fields] | None = None
@@ -68,7 +68,9 @@ def construct(request: TuneRequest, start: Fields) -> Baseline:
         if table is None:
             continue
         kept = filter_table(table, request.margin)
-        order = np.lexsort((table.etp, -_near_domain(table), table.cp, table.tp, table.tp * table.cp * table.pp))
+        order = np.lexsort(
+            (table.etp, -_near_domain(table), table.cp, table.tp, table.tp * table.cp * table.pp)
+        )
         for row in order:
             if kept.keep[row]:
                 fields = fields_of(table.recipe(int(row)))
@@ -103,9 +105,8 @@ def _fields(request: TuneRequest, recipe: dict[str, Any]) -> Fields:
         for name in ("etp", "sequence_parallel"):
             if name not in request.fixed and request.fixed["tp"] != recipe.get("tp"):
                 fields.pop(name, None)
-    for name, value in (("gbs", request.gbs), ("seq_len", request.seq_len)):
-        if value is not None:
-            fields[name] = value
+    own = {"gbs": request.gbs, "seq_len": request.seq_len}
+    fields |= {name: value for name, value in own.items() if value is not None}
     return fields_of(recipe_of(request, fields))
 
 
@@ -117,7 +118,9 @@ def _plain_table(request: TuneRequest, base: Recipe, recompute: str) -> Table | 
     layers = request.model.num_layers
     sizes = {
         "tp": _free(request, "tp", [p for p in powers if p <= domain], base.tp),
-        "pp": _free(request, "pp", [p for p in range(1, layers + 1) if request.cluster.world_size % p == 0], base.pp),
+        "pp": _free(
+            request, "pp", [p for p in range(1, layers + 1) if request.cluster.world_size % p == 0], base.pp
+        ),
         "ep": _free(request, "ep", [e for e in range(1, experts + 1) if experts % e == 0], base.ep),
         "mbs": _free(request, "mbs", [1], base.mbs),
         "cp": _free(request, "cp", [p for p in powers if p <= domain], base.cp),
@@ -156,6 +159,7 @@ def _near_domain(table: Table) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 def stacked(pieces: list[Table]) -> Table:
     """Tables of one model and cluster below each other; at least one."""
-    first = pieces[0]
-    return replace(first, **{name: np.concatenate([getattr(p, name) for p in pieces]) for name in COLUMNS})
-
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in COLUMNS
+    }
+    return replace(pieces[0], **columns)

@@ -17,8 +17,8 @@ from shardwise.agent.proposals import apply_changes
 from shardwise.agent.state import TuneState
 from shardwise.agent.trial import Trial, changed, recipe_of, value_of, words
 from shardwise.engine.errors import ConfigError
-from shardwise.engine.recipe import Recipe
-from shardwise.engine.table import RECOMPUTE_MODULES, WORDS
+from shardwise.engine.recipe import RECOMPUTE_MODULES, Recipe
+from shardwise.engine.table import WORDS
 from shardwise.prompts import load
 from shardwise.tools.bench import Bench, TrialView
 
@@ -37,7 +37,9 @@ def bench_of(ctx: Context, state: TuneState) -> Bench:
         for name, value in ctx.request.fixed.items():
             if name in changes and changes[name] != value:
                 raise ConfigError(f"{name} is fixed to {value!r} by the request", field=name)
-        unknown = [name for name in changes if name not in Recipe.model_fields or name in ("model", "cluster")]
+        unknown = [
+            name for name in changes if name not in Recipe.model_fields or name in ("model", "cluster")
+        ]
         if unknown:
             raise ConfigError(f"{unknown[0]!r} is no field that can change", field=unknown[0])
         return recipe_of(ctx.request, apply_changes(start.fields, changes, ctx.request))
@@ -86,7 +88,9 @@ def full_prompt(ctx: Context, state: TuneState) -> tuple[str, str]:
         incumbent_figures=_figures(start),
         baseline_id=f"T{order.index(baseline.key)}",
         baseline_figures=_figures(baseline),
-        axes=_bullets(f"{name}: {', '.join(_word(v) for v in values)}" for name, values in choices_of(ctx).items()),
+        axes=_bullets(
+            f"{name}: {', '.join(_word(v) for v in values)}" for name, values in choices_of(ctx).items()
+        ),
         effects=_bullets(note for note in state["notes"] if _is_effect(note)),
         results=_bullets(_result_lines(ctx, state, MAX_RESULTS)),
         rejected=_bullets(state["rejected"]),
@@ -122,9 +126,9 @@ def workload(ctx: Context) -> str:
     fields = ctx.baseline.fields
     experts = f", {model.num_experts} experts top-{model.moe_router_topk}" if model.num_experts else ""
     return (
-        f"{model.name} ({model.num_layers} layers, hidden {model.hidden_size}, {model.num_attention_heads} heads"
-        f"{experts}) on {cluster.world_size} {cluster.gpu.name} ({cluster.num_nodes} nodes of "
-        f"{cluster.gpus_per_node}), gbs {fields['gbs']}, seq_len {fields['seq_len']}"
+        f"{model.name} ({model.num_layers} layers, hidden {model.hidden_size}, "
+        f"{model.num_attention_heads} heads{experts}) on {cluster.world_size} "
+        f"{cluster.gpu.name} ({cluster.num_nodes} nodes of {cluster.gpus_per_node}), gbs {fields['gbs']}, seq_len {fields['seq_len']}"
     )
 
 
@@ -136,7 +140,9 @@ def _figures(trial: Trial) -> str:
     said = trial.projection
     total = said.get("step_time_s") or 1.0
     parts = sorted((said.get("time_breakdown_s") or {}).items(), key=lambda item: (-item[1], item[0]))
-    shares = ", ".join(f"{name} {100 * value / total:.1f}%" for name, value in parts if value / total >= 0.005)
+    shares = ", ".join(
+        f"{name} {100 * value / total:.1f}%" for name, value in parts if value / total >= 0.005
+    )
     fits = "fits" if trial.fits else "does not fit"
     return (
         f"{trial.tokens_per_s_per_gpu:.1f} tokens/s/GPU, peak {trial.peak_bytes / _GIB:.1f} GiB ({fits}); "

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.engine.recipe import RECOMPUTES
 from shardwise.engine.pipeline_layout import chunk_layers
+from shardwise.engine.recipe import RECOMPUTES
 from shardwise.engine.table import COLUMNS, METHODS, Floats, Ints, Table
 
 JOINT: dict[str, tuple[str, ...]] = {
@@ -85,7 +85,7 @@ def _recomputed_share(table: Table) -> Floats:
     block = full & (table.recompute_method == METHODS.index("block"))
     chunks = table.pp * table.vpp
     share = np.where(block, table.recompute_num_layers * chunks / table.model.num_layers, 1.0)
-    return np.where(full, np.minimum(share, 1.0), 0.0)
+    return np.asarray(np.where(full, np.minimum(share, 1.0), 0.0))
 
 
 def _stack(table: Table, columns: tuple[str, ...]) -> Floats:
@@ -98,7 +98,8 @@ def _meaning(table: Table, name: str) -> Floats:
     column = getattr(table, name).astype(np.float64)
     if name == "recompute_num_layers":
         block = table.recompute_method == METHODS.index("block")
-        return np.where(block, np.round(4.0 * column / np.maximum(chunk_layers(table), 1)) / 4.0, column)
+        share = np.round(4.0 * column / np.maximum(chunk_layers(table), 1)) / 4.0
+        return np.asarray(np.where(block, share, column))
     if name in ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"):
         return np.asarray(column > 0, dtype=np.float64)
     return np.asarray(column)

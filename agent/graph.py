@@ -36,7 +36,9 @@ def recursion_limit(budget_calls: int) -> int:
     return NODES_PER_ROUND * (4 * budget_calls + 10)
 
 
-def build_graph(checkpointer: BaseCheckpointSaver[str] | None = None) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build_graph(
+    checkpointer: BaseCheckpointSaver[str] | None = None,
+) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The compiled graph; its context is a :class:`Context`."""
     builder = StateGraph(TuneState, context_schema=Context)
     builder.add_node("planner", planner)

@@ -16,9 +16,9 @@ from shardwise.agent.surrogate import Points, Surrogate
 from shardwise.agent.trial import Fields, Trial, changed, fields_of, words
 from shardwise.engine.table import Floats, Ints
 
-SHORTLIST = 20_000
+SHORTLIST = 4_000
 """Rows that the additive part passes on to the full model."""
-NEIGHBOURS = 5_000
+NEIGHBOURS = 2_000
 """Rows within two axes of the incumbent that are looked at whatever the additive part says."""
 OPTIMISM = 0.7
 """Standard deviations by which an uncertain recipe is given the benefit of the doubt."""
@@ -53,7 +53,8 @@ def propose(
             break
         mean, sd = Surrogate(known, log_times).mean_and_sd(space.points.take(rows))
         hope = np.round(mean - OPTIMISM * sd, 9) + jitter
-        # The last of a round stays next to the incumbent: what the model got wrong far away cannot mislead it.
+        # The last of a round stays next to the incumbent: what the model got wrong far away cannot mislead
+        # it.
         pool = near if number == count - 1 and near.any() else np.ones(len(rows), dtype=bool)
         best = int(np.argmin(np.where(pool, hope, np.inf)))
         expected = float(-np.log(start.score(objective)) - mean[best])

@@ -2,8 +2,9 @@
 
 1. With tools: up to :data:`MAX_STEPS` answers; every tool call is answered, also unknown and malformed ones;
    ``propose`` (or plain JSON in the text) ends the turn.
-2. Proposals that cannot be used cost one repair message; what is still wrong afterwards is recorded and dropped.
-3. A model that neither calls nor answers JSON is asked once more with a JSON schema. In compact mode (small
+2. Proposals that cannot be used cost one repair message; what is still wrong afterwards is recorded and
+dropped. 3. A model that neither calls nor answers JSON is asked once more with a JSON schema. In compact
+mode (small
    local models) that is the only question.
 """
 
@@ -53,7 +54,11 @@ class _Turn:
         self._state = state
         self._start = start_of(ctx, state)
         self._precisions = frozenset(
-            {str(ctx.baseline.fields["precision"]), str(self._start.fields["precision"]), *ctx.request.allow_precision}
+            {
+                str(ctx.baseline.fields["precision"]),
+                str(self._start.fields["precision"]),
+                *ctx.request.allow_precision,
+            }
         )
         self._repaired = False
         self.candidates: list[Candidate] = []
@@ -102,7 +107,11 @@ class _Turn:
             messages.extend([answer, HumanMessage(repair)])
 
     def _ask(
-        self, messages: list[BaseMessage], *, tools: list[Any] | None = None, schema: dict[str, Any] | None = None
+        self,
+        messages: list[BaseMessage],
+        *,
+        tools: list[Any] | None = None,
+        schema: dict[str, Any] | None = None,
     ) -> AIMessage:
         journal = self._ctx.journal
         return ask(
@@ -128,14 +137,21 @@ class _Turn:
             if name == PROPOSE:
                 repair = self._take(args)
                 done = done or repair is None
-                ok, content = repair is None, {"accepted": len(self.candidates)} if repair is None else {"error": repair}
+                ok, content = (
+                    repair is None,
+                    {"accepted": len(self.candidates)} if repair is None else {"error": repair},
+                )
             else:
                 ok, content = run_tool(bench, name, args)
             journal.append("tool_result", name=name, content=content, ok=ok, call_id=call_id)
-            replies.append(ToolMessage(_text(content), tool_call_id=call_id, status="success" if ok else "error"))
+            replies.append(
+                ToolMessage(_text(content), tool_call_id=call_id, status="success" if ok else "error")
+            )
         for broken in answer.invalid_tool_calls:
             content = {"error": f"the arguments of {broken['name']!r} are no JSON object: {broken['error']}"}
-            journal.append("tool_result", name=str(broken["name"]), content=content, ok=False, call_id=broken["id"] or "")
+            journal.append(
+                "tool_result", name=str(broken["name"]), content=content, ok=False, call_id=broken["id"] or ""
+            )
             replies.append(ToolMessage(_text(content), tool_call_id=broken["id"] or "", status="error"))
         return replies, done
 

@@ -65,7 +65,7 @@ def plan(baseline: Baseline, space: SearchSpace) -> list[Candidate]:
                 changes=difference,
                 origin="constructed",
                 axis="",
-                rationale=f"the baseline does not fit; the nearest plain recipe that does: {words(difference)}",
+                rationale=f"the baseline does not fit; a plain recipe that does: {words(difference)}",
                 expected_gain_pct=None,
                 reference=False,
             )
@@ -94,9 +94,7 @@ def _sweeps(anchor: Fields, space: SearchSpace) -> list[Candidate]:
         by_axis[axis] = sorted(moves, key=_telling) if axis == "recompute" else moves
     out: list[Candidate] = []
     while any(by_axis.values()):
-        for moves in by_axis.values():
-            if moves:
-                out.append(moves.pop(0))
+        out.extend(moves.pop(0) for moves in by_axis.values() if moves)
     return out
 
 
@@ -114,7 +112,7 @@ def _move(anchor: Fields, fields: Fields, axis: str) -> Candidate:
 
 
 def _telling(move: Candidate) -> tuple[int, int]:
-    """Recomputation choices, the most telling first: none, all, then module sets (large first), then blocks."""
+    """Recomputation choices, the most telling first: none, all, module sets (large first), blocks."""
     fields = move["fields"]
     kinds = {"none": 0, "full": 1 if fields.get("recompute_method") == "uniform" else 3, "selective": 2}
     return kinds[fields["recompute"]], -len(fields.get("recompute_modules", []))

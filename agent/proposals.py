@@ -131,7 +131,9 @@ def _check(name: str, value: Any, request: TuneRequest, precisions: frozenset[st
         first = err.errors(include_url=False)[0]["msg"] if isinstance(err, ValidationError) else str(err)
         raise ProposalInvalid(f"{name}={_short(value)}: {first}") from err
     if name == "precision" and value not in precisions:
-        raise ProposalInvalid(f"precision={value!r} was not allowed; allowed: {', '.join(sorted(precisions))}")
+        raise ProposalInvalid(
+            f"precision={value!r} was not allowed; allowed: {', '.join(sorted(precisions))}"
+        )
 
 
 @cache

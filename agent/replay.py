@@ -38,14 +38,17 @@ class ReplayOutcome:
 def replay_run(trace: str | os.PathLike[str], *, projector: Projector = project) -> ReplayOutcome:
     """Run the trace's search again and compare event by event.
 
-    Raises :class:`ConfigError` or :class:`TraceFormatError` when the trace cannot be read or holds no request.
+    Raises :class:`ConfigError` or :class:`TraceFormatError` when the trace cannot be read or holds no
+    request.
     """
     from shardwise.agent.session import tune
 
     then = read_trace(trace)
     asked = next((event for event in then if isinstance(event, RequestEvent)), None)
     if asked is None:
-        raise ConfigError(f"trace {os.fspath(trace)!r} holds no request, so it cannot be run again", field="trace")
+        raise ConfigError(
+            f"trace {os.fspath(trace)!r} holds no request, so it cannot be run again", field="trace"
+        )
     request = TuneRequest.build(dict(asked.request))
     model = _recorded(trace, then)
     steps = len(decisions(then))

@@ -46,11 +46,11 @@ _SIZES = {
 }
 _ORDER = ("etp", "vpp", "tp", "pp", "cp", "ep", "mbs", "gbs", "seq_len")
 _NUMBER = r"\s*(?:=|:|of|to|is)?\s*(\d+)(\s*k)?\b"
-_FILLER = frozenset(
-    "a an and at best both can config configuration could do fastest find fix fixed for from get give gpu gpus "
-    "how i in is it keep let lets make me model my need of on only optimise optimize optimum over please pretrain "
-    "pretraining recipe run runs search set should size the to train training tune tuned tuning use using want we "
-    "what which with would throughput".split()
+_FILLER = re.compile(
+    "a|an|and|at|best|both|can|config(uration)?|could|do|fastest|find|fix(ed)?|for|from|get|give|gpus?|how|i|in|is|it"
+    "|keep|lets?|make|me|model|my|need|of|on|only|over|optimi[sz]e|optimum|please|pretrain(ing)?|recipe|runs?|search"
+    "|set|should|size|the|to|train(ing)?|tuned?|tuning|use|using|want|we|what|which|with|would|throughput",
+    re.IGNORECASE,
 )
 _PRECISION_WORD = "|".join(sorted({*PRECISIONS, "fp8", "fp4", "bfloat16"}, key=len, reverse=True))
 
@@ -65,8 +65,10 @@ def parse_request(text: str) -> PartialRequest:
     for rule in (_cluster, _budget, _recompute, _precision, _sharding, _dispatcher, _sizes):
         rule(state)
     _model(state)
-    unparsed = [word for word in state.words() if word.lower().strip(".!?") not in _FILLER]
-    return PartialRequest({**state.fields, **({"fixed": state.fixed} if state.fixed else {})}, tuple(unparsed))
+    unparsed = [word for word in state.words() if not _is_filler(word)]
+    return PartialRequest(
+        {**state.fields, **({"fixed": state.fixed} if state.fixed else {})}, tuple(unparsed)
+    )
 
 
 class _Reading:
@@ -99,7 +101,8 @@ def _cluster(state: _Reading) -> None:
     (
         state.take(r"(?<=\s)([a-z][\w.-]*:\d+(?:x\d+)?)(?=[\s,.;])", lambda m: use(m[1]))
         or state.take(
-            rf"\bon (\d+)\s*(?:x|\*)\s*(\d+){times}{gpu}(?:\s*gpus?)?\b", lambda m: use(f"{m[3]}:{m[1]}x{m[2]}")
+            rf"\bon (\d+)\s*(?:x|\*)\s*(\d+){times}{gpu}(?:\s*gpus?)?\b",
+            lambda m: use(f"{m[3]}:{m[1]}x{m[2]}"),
         )
         or state.take(
             rf"\bon (\d+) nodes?(?: of| with| x|,)?\s*(\d+){times}{gpu}(?:\s*gpus?)?\b",
@@ -120,9 +123,12 @@ def _budget(state: _Reading) -> None:
         unit = {"s": 1, "m": 60, "h": 3600}[found[2][0].lower()]
         state.fields["budget_time_s"] = float(found[1]) * unit
 
-    state.take(r"\b(?:in|within|with|at most|max(?:imum)?)? ?(\d+) (?:oracle )?(?:calls|trials|tries)\b", calls)
     state.take(
-        r"\b(?:in|within|at most|for)(?: under)? (\d+(?:\.\d+)?) ?(s|sec|seconds|min|minutes?|h|hours?)\b", time
+        r"\b(?:in|within|with|at most|max(?:imum)?)? ?(\d+) (?:oracle )?(?:calls|trials|tries)\b", calls
+    )
+    state.take(
+        r"\b(?:in|within|at most|for)(?: under)? (\d+(?:\.\d+)?) ?(s|sec|seconds|min|minutes?|h|hours?)\b",
+        time,
     )
 
 
@@ -198,15 +204,19 @@ def _model(state: _Reading) -> None:
         for size in range(len(words), 0, -1):
             for start in range(len(words) - size + 1):
                 phrase = " ".join(words[start : start + size]).strip(",.;:!?")
-                if phrase.lower() in _FILLER or not _is_model(phrase):
+                if _is_filler(phrase) or not _is_model(phrase):
                     continue
                 state.fields["model"] = phrase
                 state.text = state.text.replace(" ".join(words[start : start + size]), " | ", 1)
                 return
-    named = [w for w in state.words() if w.lower().strip(".!?") not in _FILLER]
+    named = [w for w in state.words() if not _is_filler(w)]
     if named and any(any(ch.isdigit() for ch in word) for word in named):
         # Something that looks like a model name (it has a size in it) but is none: say what is near.
         catalog.model(" ".join(named))
+
+
+def _is_filler(word: str) -> bool:
+    return _FILLER.fullmatch(word.strip(".!?")) is not None
 
 
 def _is_model(phrase: str) -> bool:

@@ -107,7 +107,11 @@ def result_of(ctx: Context, state: TuneState, *, run: str) -> TuneResult:
 def _effects(ctx: Context, state: TuneState) -> list[dict[str, Any]]:
     """Single-axis moves of the plan, read from the trace, with their effect against where they started."""
     start = ctx.space.anchor if ctx.space.anchor is not None else ctx.baseline.fields
-    told = {event.key: event for event in ctx.journal.told() if event.kind == "candidate" and event.origin == "planner"}
+    told = {
+        event.key: event
+        for event in ctx.journal.told()
+        if event.kind == "candidate" and event.origin == "planner"
+    }
     trials = {trial.key: trial for trial in ctx.trials(state)}
     origin = next((trial for trial in trials.values() if trial.fields == start), None)
     return [

@@ -1,4 +1,4 @@
-"""The run folder: ``request.json``, ``trials.jsonl``, ``trace.jsonl``, ``checkpoint.sqlite``, ``result.json``."""
+"""The run folder: request, trials, trace, checkpoint and result, each in one file."""
 
 from __future__ import annotations
 
@@ -48,17 +48,19 @@ class RunFolder:
 
     @classmethod
     def create(cls, out: str | os.PathLike[str] | None, request: TuneRequest, text: str | None) -> RunFolder:
-        """A new run folder. Raises :class:`ConfigError` when ``out`` holds a run already or cannot be written."""
+        """A new run folder. Raises :class:`ConfigError` when ``out`` holds a run or cannot be written."""
         path = Path(out) if out is not None else _fresh(request)
         folder = cls(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as err:
-            raise ConfigError(f"out = {str(path)!r}: cannot make the run folder: {err.strerror}", field="out") from err
+            raise ConfigError(
+                f"out = {str(path)!r}: cannot make the run folder: {err.strerror}", field="out"
+            ) from err
         used = [p.name for p in (folder.request, folder.trials, folder.trace) if p.exists()]
         if used:
             raise ConfigError(
-                f"out = {str(path)!r} holds a run already ({used[0]}); resume it with --resume, or name a new folder",
+                f"out = {str(path)!r} holds a run already ({used[0]}); resume it, or name a new folder",
                 field="out",
             )
         write_json(folder.request, {"format": FORMAT, "request": request.as_json(), "text": text})
@@ -69,12 +71,16 @@ class RunFolder:
         """An existing run folder with its request and the user's words. Raises :class:`ConfigError`."""
         folder = cls(Path(path))
         if not folder.request.is_file():
-            raise ConfigError(f"resume = {str(path)!r}: no run there (request.json is missing)", field="resume")
+            raise ConfigError(
+                f"resume = {str(path)!r}: no run there (request.json is missing)", field="resume"
+            )
         try:
             data = json.loads(folder.request.read_text("utf-8"))
             version, request, text = data["format"], data["request"], data.get("text")
         except (ValueError, KeyError, TypeError) as err:
-            raise ConfigError(f"resume = {str(path)!r}: request.json is damaged ({err})", field="resume") from err
+            raise ConfigError(
+                f"resume = {str(path)!r}: request.json is damaged ({err})", field="resume"
+            ) from err
         if version != FORMAT:
             raise ConfigError(
                 f"resume = {str(path)!r}: request.json has format {version}, this version reads {FORMAT}",

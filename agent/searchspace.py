@@ -25,8 +25,8 @@ from shardwise.memory_filter import filter_table
 MAX_ROWS = 1_500_000
 """Recipes that a search holds at once (a row is about 350 bytes)."""
 _DISPENSABLE = (
-    "pipeline_split", "tp_comm_overlap", "overlap_moe_expert_parallel_comm", "moe_token_dispatcher", "dp_sharding",
-    "cp",
+    "pipeline_split", "tp_comm_overlap", "overlap_moe_expert_parallel_comm", "moe_token_dispatcher",
+    "dp_sharding", "cp",
 )  # fmt: skip
 # Axes left at the baseline's value when a space is too large, in that order.
 _CHUNK = 100_000
@@ -65,7 +65,9 @@ class SearchSpace:
         base = recipe_of(self._request, self.anchor if self.anchor is not None else self._baseline.fields)
         names = None
         for dropped in range(len(_DISPENSABLE) + 1):
-            axes = default_axes(base, names=names, fixed=self._request.fixed, precisions=self._request.allow_precision)
+            axes = default_axes(
+                base, names=names, fixed=self._request.fixed, precisions=self._request.allow_precision
+            )
             table = _gathered(base, axes)
             if table is not None:
                 return table
@@ -80,7 +82,9 @@ class SearchSpace:
     def keep(self) -> Bools:
         """(legal rows,) whether each leaves the margin free."""
         parts = [
-            filter_table(self.legal.take(np.arange(start, min(start + _CHUNK, len(self.legal)))), self._request.margin).keep
+            filter_table(
+                self.legal.take(np.arange(start, min(start + _CHUNK, len(self.legal)))), self._request.margin
+            ).keep
             for start in range(0, len(self.legal), _CHUNK)
         ]
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.bool_)

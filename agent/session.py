@@ -2,7 +2,8 @@
 
 - Every score is in ``trials.jsonl`` before it is used, every event in ``trace.jsonl``, every superstep in
   ``checkpoint.sqlite`` (durability ``sync``).
-- Resuming continues from the checkpoint; the interrupted node runs again, finds its scores known and its events
+- Resuming continues from the checkpoint; the interrupted node runs again, finds its scores known and its
+events
   told. Without a usable checkpoint the whole graph runs again the same way: free, and with the same outcome.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,6 +33,7 @@ from shardwise.agent.state import TuneState, started
 from shardwise.engine.errors import ConfigError
 from shardwise.engine.projection import ENGINE_VERSION, project
 from shardwise.traces import Event, read_trace
+from shardwise.traces.events import RequestEvent
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
@@ -56,13 +59,13 @@ def tune(
 ) -> TuneResult:
     """Run a search, or continue one.
 
-    ``out``: the new run folder (default: a fresh one below ``runs/``). ``resume``: the folder of an interrupted
-    run; ``request`` is then read from it, and a finished run just gives its result. ``on_event`` hears of every
-    event as it is written. ``llm``: a chat model to use instead of the one that ``request.llm`` names.
-    ``projector`` and ``clock`` (monotonic seconds) are for tests and embedding.
+    ``out``: the new run folder (default: a fresh one below ``runs/``). ``resume``: the folder of an
+    interrupted run; ``request`` is then read from it, and a finished run just gives its result. ``on_event``
+    hears of every event as it is written. ``llm``: a chat model to use instead of the one that
+    ``request.llm`` names. ``projector`` and ``clock`` (monotonic seconds) are for tests and embedding.
 
-    Raises :class:`ConfigError` for what the user must change, :class:`ReplayDiverged` when a ``replay:`` trace does
-    not belong to the request.
+    Raises :class:`ConfigError` for what the user must change, :class:`ReplayDiverged` when a ``replay:``
+    trace does not belong to the request.
     """
     if resume is not None:
         folder, asked, text = RunFolder.open(resume)
@@ -85,8 +88,8 @@ def tune(
     with Journal(folder.trace, clock, on_event=on_event) as journal:
         oracle = Oracle(request, projector, engine_version=ENGINE_VERSION, path=folder.trials)
         ctx = make_context(
-            request, journal=journal, oracle=oracle, budget=Budget(request, clock, begun), llm=model, llm_name=name,
-            retry=retry, text=text, run_id=folder.path.name,
+            request, journal=journal, oracle=oracle, budget=Budget(request, clock, begun), llm=model,
+            llm_name=name, retry=retry, text=text, run_id=folder.path.name,
         )  # fmt: skip
         ctx, state = _run(ctx, folder)
         result = result_of(ctx, state, run=str(folder.path))
@@ -126,8 +129,6 @@ def make_context(
 
 
 def _run(ctx: Context, folder: RunFolder) -> tuple[Context, TuneState]:
-    from dataclasses import replace
-
     from langgraph.checkpoint.sqlite import SqliteSaver
 
     from shardwise.agent.graph import build_graph, recursion_limit
@@ -141,7 +142,9 @@ def _run(ctx: Context, folder: RunFolder) -> tuple[Context, TuneState]:
         saved = None if anew else app.get_state(config)
         given: TuneState | None = started()
         if saved is not None and saved.values:
-            ctx = replace(ctx, budget=replace(ctx.budget, spent_before_s=float(saved.values.get("spent_s", 0.0))))
+            ctx = replace(
+                ctx, budget=replace(ctx.budget, spent_before_s=float(saved.values.get("spent_s", 0.0)))
+            )
             if not saved.next:
                 return ctx, _finished(ctx, saved.values)
             given = None
@@ -150,12 +153,16 @@ def _run(ctx: Context, folder: RunFolder) -> tuple[Context, TuneState]:
 
 
 def _finished(ctx: Context, values: Any) -> TuneState:
-    state = TuneState(**values)
+    state: TuneState = dict(values)  # type: ignore[assignment]  # the graph's output has the state's keys
     ctx.journal.rewind(state["events"])
-    # After a rebuild the scores are known to the oracle's file; a checkpoint that outlived its trials is not usable.
+    # After a rebuild the scores are known to the oracle's file; a checkpoint that outlived its trials is not
+    # usable.
     for key in state["trials"]:
         if ctx.oracle.known(key) is None:
-            raise ConfigError("trials.jsonl lacks a score that the checkpoint names; delete checkpoint.sqlite", field="resume")
+            raise ConfigError(
+                "trials.jsonl lacks a score that the checkpoint names; delete checkpoint.sqlite",
+                field="resume",
+            )
     return state
 
 
@@ -206,14 +213,21 @@ def _proposer(request: TuneRequest, llm: BaseChatModel | None) -> tuple[BaseChat
         return None, request.llm
     from shardwise.agent.providers import chat_model
 
-    return chat_model(request.llm, base_url=request.base_url, temperature=0.0, seed=request.seed), request.llm
+    # Sampling settings only where they are sure to be understood: several hosted models refuse them.
+    fixed: dict[str, Any] = {"temperature": 0.0, "seed": request.seed} if _compact(request) else {}
+    return chat_model(request.llm, base_url=request.base_url, **fixed), request.llm
 
 
 def _compact(request: TuneRequest) -> bool:
     """Whether the short prompt is used (see ``TuneRequest.prompt_mode``)."""
     if request.prompt_mode != "auto":
         return request.prompt_mode == "compact"
-    if request.llm.lower().startswith(("llamacpp:", "llama.cpp:", "llama-cpp:")):
+    spec = parse_llm_spec(request.llm)
+    if spec.provider == "replay":
+        # The recording's own answers fit only the recording's own prompts.
+        asked = next((event for event in read_trace(spec.model) if isinstance(event, RequestEvent)), None)
+        return asked is not None and _compact(TuneRequest.build(dict(asked.request)))
+    if spec.provider == "llamacpp":
         return True
     return request.base_url is not None and urlsplit(request.base_url).hostname in _LOOPBACK
 

@@ -46,7 +46,9 @@ class Points:
         return Points(self.codes[index], self.numbers[index])
 
     def joined(self, other: Points) -> Points:
-        return Points(np.concatenate([self.codes, other.codes]), np.concatenate([self.numbers, other.numbers]))
+        return Points(
+            np.concatenate([self.codes, other.codes]), np.concatenate([self.numbers, other.numbers])
+        )
 
     def __len__(self) -> int:
         return len(self.codes)

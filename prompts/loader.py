@@ -32,11 +32,13 @@ class Prompt:
         return frozenset(_HOLE.findall(self.text))
 
     def fill(self, **values: str) -> str:
-        """The text with every ``{{name}}`` replaced. Raises :class:`ConfigError` for a missing or unknown name."""
+        """The text with every ``{{name}}`` replaced. Raises :class:`ConfigError` for one too few or many."""
         missing, extra = sorted(self.holes - set(values)), sorted(set(values) - self.holes)
         if missing or extra:
             wrong = f"lacks {', '.join(missing)}" if missing else f"does not know {', '.join(extra)}"
-            raise ConfigError(f"prompt {self.name!r} {wrong}; it has: {', '.join(sorted(self.holes))}", field="prompt")
+            raise ConfigError(
+                f"prompt {self.name!r} {wrong}; it has: {', '.join(sorted(self.holes))}", field="prompt"
+            )
         return _HOLE.sub(lambda found: values[found[1]], self.text)
 
 

@@ -30,7 +30,7 @@ class Bench:
     trials: Sequence[TrialView]
     incumbent: TrialView
     apply: Callable[[Mapping[str, Any]], Recipe]
-    """The incumbent with changes applied; raises :class:`ConfigError` when they have no meaning or are fixed."""
+    """The incumbent with changes applied; raises :class:`ConfigError` for what cannot be."""
     margin: float
     """Share of device memory that must stay free."""
     choices: Mapping[str, Sequence[Any]]

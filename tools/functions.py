@@ -22,7 +22,7 @@ def memory_check(bench: Bench, changes: Mapping[str, Any]) -> dict[str, Any]:
         return {"legal": False, "violations": [f"{v.rule}: {v.message}" for v in broken[:4]]}
     found = report(recipe)
     worst = next(stage for stage in found.stages if stage.stage == found.peak_stage)
-    reason = filter_recipe(recipe, bench.margin)
+    reason = filter_recipe(recipe, bench.margin).reason(0)
     return {
         "legal": True,
         "fits": reason is None,
@@ -35,7 +35,7 @@ def memory_check(bench: Bench, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def legal_values(bench: Bench, field: str) -> dict[str, Any]:
-    """For each value that ``field`` takes in the space: legal or not when only it changes, and whether it fits."""
+    """For each value that ``field`` takes in the space: whether it alone is legal, and whether it fits."""
     if field not in bench.choices:
         raise unknown_name("field", field, bench.choices)
     out: list[dict[str, Any]] = []
@@ -50,7 +50,7 @@ def legal_values(bench: Bench, field: str) -> dict[str, Any]:
         if broken:
             entry |= {"legal": False, "why": broken[0].message}
         else:
-            entry |= {"legal": True, "fits": filter_recipe(recipe, bench.margin) is None}
+            entry |= {"legal": True, "fits": filter_recipe(recipe, bench.margin).reason(0) is None}
         out.append(entry)
     return {"field": field, "values": out}
 
@@ -59,13 +59,19 @@ def bottleneck(bench: Bench, trial: str) -> dict[str, Any]:
     """Where a trial's step time and memory go: shares of the step, largest first."""
     view = bench.trial(trial)
     total = float(view.projection.get("step_time_s") or 0.0)
-    parts = sorted((view.projection.get("time_breakdown_s") or {}).items(), key=lambda item: (-item[1], item[0]))
+    parts = sorted(
+        (view.projection.get("time_breakdown_s") or {}).items(), key=lambda item: (-item[1], item[0])
+    )
     memory = view.projection.get("memory") or {}
     stages = memory.get("stages") or []
-    worst = next((stage for stage in stages if stage["stage"] == memory.get("peak_stage")), {})
+    worst: dict[str, Any] = next(
+        (stage for stage in stages if stage["stage"] == memory.get("peak_stage")), {}
+    )
     return {
         **_figures(view),
-        "share_of_step_pct": {name: round(100 * value / total, 1) for name, value in parts if total and value > 0},
+        "share_of_step_pct": {
+            name: round(100 * value / total, 1) for name, value in parts if total and value > 0
+        },
         "bubble_fraction": view.projection.get("bubble_fraction"),
         "peak_stage_gib": {
             name: _gib(value) for name, value in worst.items() if name not in ("stage", "total") and value
@@ -78,11 +84,16 @@ def compare_trials(bench: Bench, first: str, second: str) -> dict[str, Any]:
     a, b = bench.trial(first), bench.trial(second)
     names = sorted({*a.fields, *b.fields})
     differs = {
-        name: [a.fields.get(name), b.fields.get(name)] for name in names if a.fields.get(name) != b.fields.get(name)
+        name: [a.fields.get(name), b.fields.get(name)]
+        for name in names
+        if a.fields.get(name) != b.fields.get(name)
     }
     before, after = (view.projection.get("tokens_per_s_per_gpu") or 0.0 for view in (a, b))
     times = [view.projection.get("time_breakdown_s") or {} for view in (a, b)]
-    moved = {name: round(times[1].get(name, 0.0) - times[0].get(name, 0.0), 6) for name in sorted({*times[0], *times[1]})}
+    moved = {
+        name: round(times[1].get(name, 0.0) - times[0].get(name, 0.0), 6)
+        for name in sorted({*times[0], *times[1]})
+    }
     return {
         "first": _figures(a),
         "second": _figures(b),

@@ -18,7 +18,9 @@ class ProposedCandidate(BaseModel):
 
     changes: dict[str, Any] = Field(description="Recipe field -> new value; only fields that differ.")
     rationale: str = Field(default="", description="One sentence: the cause of the gain.")
-    expected_gain_pct: float | None = Field(default=None, description="Expected throughput gain over the incumbent, %.")
+    expected_gain_pct: float | None = Field(
+        default=None, description="Expected throughput gain over the incumbent, %."
+    )
 
 
 class Proposals(BaseModel):

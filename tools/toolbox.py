@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 class MemoryCheckArgs(BaseModel):
     """Arguments of ``memory_check``."""
 
-    changes: dict[str, Any] = Field(description="Recipe field -> new value, against the incumbent; {} for itself.")
+    changes: dict[str, Any] = Field(
+        description="Recipe field -> new value, against the incumbent; {} for itself."
+    )
 
 
 class LegalValuesArgs(BaseModel):
@@ -61,7 +63,7 @@ class ToolSpec:
 TOOLS: tuple[ToolSpec, ...] = (
     ToolSpec(
         "memory_check",
-        "Is the incumbent with these changes legal and does it fit? Itemised memory of its fullest stage. Free.",
+        "Is the incumbent with these changes legal and does it fit? Memory of its fullest stage. Free.",
         MemoryCheckArgs,
         lambda bench, args: functions.memory_check(bench, args.changes),
     ),
@@ -83,14 +85,16 @@ TOOLS: tuple[ToolSpec, ...] = (
         CompareArgs,
         lambda bench, args: functions.compare_trials(bench, args.first, args.second),
     ),
-    ToolSpec("read_notes", "Lessons of earlier rounds.", NoArgs, lambda bench, _args: functions.read_notes(bench)),
+    ToolSpec(
+        "read_notes", "Lessons of earlier rounds.", NoArgs, lambda bench, _args: functions.read_notes(bench)
+    ),
     ToolSpec(PROPOSE, "End the round: the candidates to score next.", Proposals, None),
 )
 """Every tool, in the order the LLM reads them."""
 
 
 def run_tool(bench: Bench, name: str, args: Any) -> tuple[bool, dict[str, Any]]:
-    """``(ok, content)`` of one call. A mistake of the caller's is content with ``error``, never an exception."""
+    """``(ok, content)`` of one call. A mistake of the caller's is content with ``error``."""
     spec = next((tool for tool in TOOLS if tool.name == name and tool.run is not None), None)
     if spec is None or spec.run is None:
         return False, {"error": f"unknown tool {name!r}; known: {', '.join(tool.name for tool in TOOLS)}"}

@@ -42,7 +42,7 @@ def memory_filter(state: TuneState, runtime: Runtime[Context]) -> TuneState:
             by, rule, message = "legality", broken[0].rule, broken[0].message
         elif key in tried:
             by, message = "duplicate", "was tried already"
-        elif not candidate["reference"] and (reason := filter_recipe(recipe, ctx.request.margin)) is not None:
+        elif not candidate["reference"] and (reason := filter_recipe(recipe, ctx.request.margin).reason(0)):
             by, message = "memory", reason
         if not by:
             tried.add(key)
@@ -50,7 +50,13 @@ def memory_filter(state: TuneState, runtime: Runtime[Context]) -> TuneState:
             continue
         counts[by] += 1
         ctx.journal.append(
-            "rejection", by=by, rule=rule, message=message, round=state["round"], changes=candidate["changes"], key=key
+            "rejection",
+            by=by,
+            rule=rule,
+            message=message,
+            round=state["round"],
+            changes=candidate["changes"],
+            key=key,
         )
         if by != "duplicate" or candidate["origin"] == "llm":
             told.append(f"{words(candidate['changes'])}: {message}"[:_MAX_TEXT])

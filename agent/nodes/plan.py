@@ -31,8 +31,8 @@ def planner(state: TuneState, runtime: Runtime[Context]) -> TuneState:
         candidates=[candidate["changes"] for candidate in queue],
         text=(
             f"baseline: {ctx.baseline.source}; {len(queue) - 1} single moves planned, at most {calls} of "
-            f"{request.budget_calls} oracle calls for them; {len(ctx.space.legal)} legal recipes in the space, "
-            f"{int(ctx.space.keep.sum())} fit"
+            f"{request.budget_calls} oracle calls for them; {len(ctx.space.legal)} legal recipes in "
+            f"the space, {int(ctx.space.keep.sum())} fit"
         ),
     )
     begun = started()

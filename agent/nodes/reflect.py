@@ -68,7 +68,9 @@ def _proposer(ctx: Context, state: TuneState, stagnant: int) -> tuple[str, int]:
         reason = f"{left} oracle calls are left"
     if not reason:
         return now, stagnant
-    ctx.journal.append("note", topic="proposer", text=f"{reason}: the heuristic proposer refines the best so far")
+    ctx.journal.append(
+        "note", topic="proposer", text=f"{reason}: the heuristic proposer refines the best so far"
+    )
     return "heuristic", 0
 
 
@@ -92,5 +94,7 @@ def _lesson(result: dict[str, Any]) -> str:
     if result["expected"] is None or gain is None:
         return f"{result['label']}: {came}"
     miss = gain - result["expected"]
-    verdict = "as expected" if abs(miss) <= 1.0 else "better than expected" if miss > 0 else "worse than expected"
+    verdict = (
+        "as expected" if abs(miss) <= 1.0 else "better than expected" if miss > 0 else "worse than expected"
+    )
     return f"{result['label']}: expected {result['expected']:+.1f}%, {came} ({verdict})"
