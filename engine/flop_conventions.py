@@ -85,7 +85,7 @@ def _megatron(case: Case) -> Convention:
     year = re.search(r"20[12]\d", f"{version} {case.source.title}")
     if year:
         return "causal" if int(year.group()) >= _CAUSAL_SINCE else "full"
-    core = re.search(r"\b0\.(\d+)", version)
+    core = re.search(r"(?<!\d)0\.(\d+)", version)
     if core:
         return "causal" if int(core.group(1)) >= 12 else "full"
     return "full" if case.framework.name.lower().startswith("nemo") else "causal"

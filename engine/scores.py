@@ -68,7 +68,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     failed = [row for row in judged if row.out_of_memory]
     ran = [row for row in judged if not row.out_of_memory]
     memory = [abs(row.memory_error_pct) for row in rows if row.memory_error_pct is not None]
-    statuses = {name: 0 for name in ("ok", "illegal", "unsupported", "error")}
+    statuses = dict.fromkeys(("ok", "illegal", "unsupported", "error"), 0)
     for row in rows:
         statuses[row.status] += 1
     return {

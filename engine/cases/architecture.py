@@ -35,7 +35,7 @@ def case_model(case: Case, assumptions: list[str]) -> Model:
     if missing:
         return _from_catalog(case, missing, assumptions)
     try:
-        return Model.build(_fields(case.model.name, arch, assumptions))
+        return Model.build(_fields(case.model.name, arch, case.parallel.tp or 1, assumptions))
     except ConfigError as err:
         raise CannotScoreError(f"contradictory architecture: {err}") from err
 
@@ -55,10 +55,10 @@ def _from_catalog(case: Case, missing: list[str], assumptions: list[str]) -> Mod
     return known.with_(num_layers=layers) if layers and layers != known.num_layers else known
 
 
-def _fields(name: str, arch: Arch, assumptions: list[str]) -> dict[str, Any]:
+def _fields(name: str, arch: Arch, tp: int, assumptions: list[str]) -> dict[str, Any]:
     assert arch.hidden and arch.layers and arch.vocab
     gated = arch.gated_mlp if arch.gated_mlp is not None else True
-    heads = arch.heads or _assumed_heads(arch.hidden, assumptions)
+    heads = arch.heads or _assumed_heads(arch.hidden, tp, assumptions)
     head_dim = arch.head_dim or max(arch.hidden // heads, 1)
     moe = bool(arch.experts)
     ffn = arch.ffn_hidden or (arch.moe_ffn_hidden if moe else None) or 4 * arch.hidden
@@ -108,8 +108,9 @@ def _fields(name: str, arch: Arch, assumptions: list[str]) -> dict[str, Any]:
     return fields
 
 
-def _assumed_heads(hidden: int, assumptions: list[str]) -> int:
-    """Heads of 128 where they divide the width; the usual size when a source leaves it out."""
-    heads = next((hidden // size for size in (128, 64, 96) if hidden % size == 0), 1)
+def _assumed_heads(hidden: int, tp: int, assumptions: list[str]) -> int:
+    """Heads of about 128, the usual size, in a number that ``tp`` divides; for sources that leave it out."""
+    sizes = (size for size in (128, 96, 64, 144, 192, 256) if hidden % size == 0 and hidden // size % tp == 0)
+    heads = hidden // next(sizes, hidden)
     assumptions.append(f"{heads} attention heads: not stated")
     return heads

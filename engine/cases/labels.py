@@ -43,7 +43,10 @@ _FRAMEWORKS: tuple[tuple[str, str], ...] = (
 MemoryKind = Literal["device", "reserved", "allocated"]
 
 _MEMORY_WORDS: tuple[tuple[MemoryKind, str], ...] = (
-    ("device", r"nvidia-smi|rocm-smi|hip mem|device-level|device total|usage ?%|device use|% of hbm|card full"),
+    (
+        "device",
+        r"nvidia-smi|rocm-smi|hip mem|device-level|device total|usage ?%|device use|% of hbm|card full",
+    ),
     ("reserved", r"max_memory_reserved|max reserved|torch reserved|peak reserved|reserved"),
     ("allocated", r"max_memory_allocated|max allocated|allocated|xla pool|in the source"),
 )

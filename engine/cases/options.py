@@ -12,16 +12,78 @@ Fields = dict[str, Any]
 _BLOCKING_FRAMEWORKS = r"megatron-deepspeed|megatron-llama|paddle|aleph alpha|flagscale"
 """Frameworks whose data-parallel communication was not overlapped unless the case says so."""
 
+_WITHOUT_FLASH = r"megatron-deepspeed|megatron.* 20(19|20|21|22)\b"
+
+_BF16_GRADIENT_FRAMEWORKS = r"^nemo(?! automodel)|megatron-bridge"
+_GRADIENT_OPTIONS = (
+    "main_grads",
+    "main_grads_dtype",
+    "grad_accum_dtype",
+    "grad_sync_dtype",
+    "grad_reduce_in_bf16",
+    "grad_accum_fp32",
+    "grad_reduce_fp32",
+    "accumulate_allreduce_grads_in_fp32",
+)
+
 USED_OPTIONS = frozenset(
-    """adam_moments adam_moments_dtype exp_avg_dtype exp_avg_sq_dtype optimizer_moments precision_aware_optimizer
-    main_grads main_grads_dtype grad_accum_dtype grad_accum_fp32 grad_reduce_fp32 grad_reduce_in_bf16
-    grad_sync_dtype fsdp_mixed_precision accumulate_allreduce_grads_in_fp32
-    overlap_grad_reduce overlap_grad_sync overlap_param_gather overlap_param_sync overlap_comm distributed_optimizer
-    tp_comm_overlap async_tp overlap_p2p cp_comm sequence_parallel_kind moe_a2a_overlap ep_overlap
-    moe_dispatcher dispatcher deepep kernels moe_impl moe_path capacity_factor moe_routing
-    flash_attention kernel cross_entropy_fusion cross_entropy_loss_fusion ce_loss_fusion fused_cross_entropy
-    cross_entropy_fusion_impl cuda_graph cuda_graphs fp8_param_gather fp8_params fp8_all_gather fp8_recipe
-    fsdp fsdp_sharding fsdp_size embedding_and_loss_counted_as_layers pp_layout pipeline_layout""".split()
+    [
+        "adam_moments",
+        "adam_moments_dtype",
+        "exp_avg_dtype",
+        "exp_avg_sq_dtype",
+        "optimizer_moments",
+        "precision_aware_optimizer",
+        "main_grads",
+        "main_grads_dtype",
+        "grad_accum_dtype",
+        "grad_accum_fp32",
+        "grad_reduce_fp32",
+        "grad_reduce_in_bf16",
+        "grad_sync_dtype",
+        "fsdp_mixed_precision",
+        "accumulate_allreduce_grads_in_fp32",
+        "overlap_grad_reduce",
+        "overlap_grad_sync",
+        "overlap_param_gather",
+        "overlap_param_sync",
+        "overlap_comm",
+        "distributed_optimizer",
+        "tp_comm_overlap",
+        "async_tp",
+        "overlap_p2p",
+        "cp_comm",
+        "sequence_parallel_kind",
+        "moe_a2a_overlap",
+        "ep_overlap",
+        "moe_dispatcher",
+        "dispatcher",
+        "deepep",
+        "kernels",
+        "moe_impl",
+        "moe_path",
+        "capacity_factor",
+        "moe_routing",
+        "flash_attention",
+        "kernel",
+        "cross_entropy_fusion",
+        "cross_entropy_loss_fusion",
+        "ce_loss_fusion",
+        "fused_cross_entropy",
+        "cross_entropy_fusion_impl",
+        "cuda_graph",
+        "cuda_graphs",
+        "fp8_param_gather",
+        "fp8_params",
+        "fp8_all_gather",
+        "fp8_recipe",
+        "fsdp",
+        "fsdp_sharding",
+        "fsdp_size",
+        "embedding_and_loss_counted_as_layers",
+        "pp_layout",
+        "pipeline_layout",
+    ]
 )
 """Options that change the recipe; the others name kernels, data and tooling that the engine does not price."""
 
@@ -42,8 +104,8 @@ def option_fields(case: Case, *, moe: bool, precision: str) -> Fields:
         ),
         "cuda_graphs": _on(options.get("cuda_graph")) or _on(options.get("cuda_graphs")),
         "tp_comm_overlap": _on(options.get("tp_comm_overlap")) or _on(options.get("async_tp")),
-        "attention_backend": _attention(options),
-        "main_grads_dtype": "bf16" if _bf16_gradients(options) else "fp32",
+        "attention_backend": _attention(case),
+        "main_grads_dtype": "bf16" if _bf16_gradients(case) else "fp32",
         "optimizer_state_dtype": "bf16" if _bf16_moments(options) else "fp32",
         **_data_parallel_overlap(case),
     }
@@ -85,7 +147,12 @@ def _bf16_moments(options: dict[str, Any]) -> bool:
     return _says(options, names, "bf16") or ("bf16" in aware and "moments" in aware)
 
 
-def _bf16_gradients(options: dict[str, Any]) -> bool:
+def _bf16_gradients(case: Case) -> bool:
+    """As stated; silent: FP32, but for NeMo and Megatron-Bridge, whose performance recipes reduce in BF16."""
+    options = case.options
+    stated = [name for name in _GRADIENT_OPTIONS if options.get(name) is not None]
+    if not stated and re.search(_BF16_GRADIENT_FRAMEWORKS, case.framework.name.lower()):
+        return True
     names = ("main_grads", "main_grads_dtype", "grad_accum_dtype", "grad_sync_dtype")
     aware = str(options.get("precision_aware_optimizer") or "").lower()
     return (
@@ -99,11 +166,14 @@ def _bf16_gradients(options: dict[str, Any]) -> bool:
     )
 
 
-def _attention(options: dict[str, Any]) -> str:
+def _attention(case: Case) -> str:
+    """As stated; silent: flash, but for Megatron-DeepSpeed and Megatron-LM up to 2022, which had none."""
+    options = case.options
     flash, kernel = options.get("flash_attention"), str(options.get("kernel") or "").lower()
-    if flash is False or kernel in ("torch", "fused"):
-        return "unfused"
-    return "flash"
+    if flash is None and "flash" not in kernel:
+        old = re.search(_WITHOUT_FLASH, f"{case.framework.name} {case.framework.version or ''}".lower())
+        return "unfused" if old or kernel in ("torch", "fused") else "flash"
+    return "unfused" if flash is False or kernel in ("torch", "fused") else "flash"
 
 
 def _data_parallel_overlap(case: Case) -> Fields:
