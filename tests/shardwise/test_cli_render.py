@@ -156,34 +156,46 @@ def test_a_search_tells_the_whole_story(width: int) -> None:
         "stopped_because": "the budget of 60 projections is spent",
         "wall_s": 1.5,
     }
-    why = {
-        "choices": [
-            {"field": "tp", "baseline": {"tp": 1}, "best": {"tp": 2}, "without_pct": -12.5},
-            {
-                "field": "recompute",
-                "baseline": {"recompute": "none", "recompute_method": None},
-                "best": {"recompute": "full", "recompute_method": "uniform"},
-                "impossible": "does not fit",
-            },
-        ],
-        "rejections": [("memory", 7), ("legality: world-size", 2)],
+    document["baseline_fits"], document["baseline_source"] = False, "a table in a paper"
+    document["rejections"] = {"memory": 7, "world-size": 2}
+    changes = [
+        {
+            "fields": {"tp": (1, 2), "sequence_parallel": (False, True)},
+            "step": {"gain_pct": 12.5, "peak_bytes": 200 * GIB},
+            "without": {"gain_pct": -9.0, "peak_bytes": 300 * GIB, "problem": "does not fit"},
+        },
+        {
+            "fields": {"recompute": ("none", "full")},
+            "step": {"problem": "illegal: some-rule"},
+            "without": {"problem": "illegal: some-rule"},
+        },
+    ]
+    launch = {
         "framework": "primus",
+        "configuration": "runs/one/m.primus.yaml",
         "launch": "torchrun \\\n  --nproc-per-node 8 train.py",
     }
-    out = text(tune(document, why), width)
+    out = text(tune(document, changes, launch), width)
     for wanted in (
         "+33.3% over the baseline",
         "m on c",
         "tp=2",
-        "-12.5%",
-        "does not fit",
-        "full method=uniform",
+        "over the baseline, which does not fit",
+        "a table in a paper",
+        "tp 1 -> 2",
+        "sequence_parallel off -> on",
+        "+12.5%",
+        "200.0",
+        "-9.0%, does not fit",
+        "illegal:",
         "7 by memory, 2 illegal",
-        "legality: world-size (2)",
+        "world-size 2",
         "the budget of 60 projections is spent",
         "bottleneck: moe",
         "--nproc-per-node 8 train.py",
         "runs/one/trace.jsonl",
+        "runs/one/m.primus.yaml",
+        "runs/one/best.yaml",
         "shardwise trace show runs/one",
     ):
         assert wanted in out, wanted

@@ -89,7 +89,7 @@ def tune(
     legal fits.
     """
     from shardwise.agent.session import tune as search
-    from shardwise.cli.explain import choices, write_launch
+    from shardwise.cli.explain import changes, write_launch
     from shardwise.cli.inputs import assignments, duration, merged, source_fields
     from shardwise.cli.render.progress import tuning
 
@@ -127,7 +127,7 @@ def tune(
         from shardwise.cli.render.console import show
         from shardwise.cli.render.tune import tune as render
 
-        worth = [] if best is None else choices(best["recipe"], document["baseline"]["recipe"])
+        worth = [] if best is None else changes(best["recipe"], document["baseline"]["recipe"])
         show(render(document, worth, launch))
     if best is None:
         raise typer.Exit(1)

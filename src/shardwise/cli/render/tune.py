@@ -19,15 +19,14 @@ from shardwise.cli.render.units import NONE, count, gib, percent, seconds, signe
 
 _HIDDEN_BY_OVERLAP = ("tp_comm", "ep_comm", "cp_comm", "pp_comm", "dp_comm_exposed")
 _STAGES = 8
-_MISSING = object()
 
 
 def tune(
-    document: Mapping[str, Any], choices: Sequence[Mapping[str, Any]], launch: Mapping[str, str] | None
+    document: Mapping[str, Any], changes: Sequence[Mapping[str, Any]], launch: Mapping[str, str] | None
 ) -> Group:
     """Everything that a person needs to judge and to launch the winner.
 
-    ``document`` is the JSON of ``shardwise tune``; ``choices`` and ``launch`` come from
+    ``document`` is the JSON of ``shardwise tune``; ``changes`` and ``launch`` come from
     ``shardwise.cli.explain`` (``launch`` is None when nothing fits).
     """
     best, baseline = document["best"], document["baseline"]
@@ -40,10 +39,9 @@ def tune(
         Text(),
         Text("Recipe", style="bold"),
         Padding(Text(settings(best["recipe"])), (0, 0, 0, 2)),
-        Text(),
         _comparison(best["projection"], baseline["projection"]),
         *_stages(best["projection"]["memory"], baseline["projection"]["memory"]),
-        *_why(choices, document.get("effects") or []),
+        *_why(changes),
         Text("Where a step's time goes", style="bold"),
         time_bars(best["projection"]["time_breakdown_s"]),
         Text("  " + _bottleneck(best["projection"])),
@@ -73,9 +71,9 @@ def _headline(document: Mapping[str, Any]) -> Text:
     text.append_text(throughput(best["projection"]))
     if gain is not None:
         style = "bold green" if gain > 0 else "bold"
-        text.append(f"\n{signed_percent(gain)} over the baseline", style=style)
         fits = "" if document.get("baseline_fits", True) else ", which does not fit"
-        text.append(f" ({document.get('baseline_source', 'given')}{fits})")
+        text.append(f"\n{signed_percent(gain)} over the baseline{fits}", style=style)
+        text.append(f"\nbaseline: {document.get('baseline_source', 'given')}", style="dim")
     if document.get("fallback"):
         text.append(f"\nthe LLM was given up: {document['fallback']}", style="yellow")
     return text
@@ -125,41 +123,27 @@ def _total(totals: Sequence[float], number: int) -> str:
     return gib(totals[number], unit=False) if number < len(totals) else NONE
 
 
-def _why(choices: Sequence[Mapping[str, Any]], effects: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
-    if not choices:
+def _why(changes: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
+    if not changes:
         return [Text("Why: nothing that was tried beats the baseline", style="bold"), Text()]
-    table = Table(box=box.SIMPLE_HEAD, title="Why", title_justify="left", title_style="bold")
-    table.add_column("choice", overflow="fold")
-    table.add_column("baseline", overflow="fold")
-    table.add_column("best", overflow="fold", style="bold")
-    table.add_column("alone at\nthe start", justify="right", no_wrap=True)
-    table.add_column("best\nwithout it", justify="right", no_wrap=True)
-    for choice in choices:
-        without = choice.get("impossible") or signed_percent(choice.get("without_pct"))
-        row = (choice["field"], _values(choice["baseline"]), _values(choice["best"]))
-        table.add_row(*row, _alone(choice["best"], effects), str(without))
+    table = Table(box=box.SIMPLE_HEAD, title="Why: from the baseline to the best", title_justify="left")
+    table.title_style = "bold"
+    table.add_column("change")
+    table.add_column("adds", justify="right", no_wrap=True)
+    table.add_column("GiB", justify="right", no_wrap=True)
+    table.add_column("best without it", justify="right", no_wrap=True)
+    for change in changes:
+        step, without = change["step"], change["without"]
+        lines = [f"{name} {word(old)} -> {word(new)}" for name, (old, new) in change["fields"].items()]
+        problem = str(without.get("problem", "")).replace(": ", ":\n")
+        taken_back = ", ".join(_present(signed_percent(without.get("gain_pct")), problem))
+        adds = "illegal" if "peak_bytes" not in step else signed_percent(step.get("gain_pct"))
+        table.add_row("\n".join(lines), adds, gib(step.get("peak_bytes"), unit=False), taken_back)
     return [table]
 
 
-def _alone(best: Mapping[str, Any], effects: Sequence[Mapping[str, Any]]) -> str:
-    """What the plan's single-axis sweep found for this very choice, if it tried it."""
-    for effect in effects:
-        changes = effect["changes"]
-        if changes and all(best.get(name, _MISSING) == _plain(value) for name, value in changes.items()):
-            return signed_percent(effect["gain_pct"]) + ("" if effect["fits"] else " (no fit)")
-    return NONE
-
-
-def _plain(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _values(values: Mapping[str, Any]) -> str:
-    first = next(iter(values))
-    rest = [
-        f"{name.removeprefix(first + '_')}={word(value)}" for name, value in values.items() if name != first
-    ]
-    return " ".join([word(values[first]), *rest])
+def _present(*parts: str | None) -> list[str]:
+    return [part for part in parts if part and part != NONE]
 
 
 def _bottleneck(projection: Mapping[str, Any]) -> str:
@@ -179,7 +163,7 @@ def _rejected(document: Mapping[str, Any]) -> Group:
         f"  {document['rejected_by_memory']} by memory, {document['rejected_illegal']} illegal",
     )
     reasons = sorted((document.get("rejections") or {}).items(), key=lambda item: (-item[1], item[0]))
-    told = ", ".join(f"{reason} {number}" for reason, number in reasons)
+    told = ", ".join(f"{reason} {number}" for reason, number in reasons if reason != "memory")
     return Group(text, *([Padding(Text(told), (0, 0, 0, 2))] if told else []))
 
 
