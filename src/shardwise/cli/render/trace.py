@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 
-def told(lines: Iterable[str]) -> Text:
-    """A run's story, one line each; headings (lines that start at the margin) stand out."""
-    text = Text()
+def told(lines: Iterable[str]) -> Group:
+    """A run's story; long lines go on below themselves, and what starts at the margin stands out."""
+    parts: list[RenderableType] = []
     for line in lines:
-        text.append(line + "\n", style="" if line.startswith(" ") else "bold")
-    text.right_crop(1)
-    return text
+        text = line.lstrip(" ")
+        indent = len(line) - len(text)
+        parts.append(Padding(Text(text, style="" if indent else "bold"), (0, 0, 0, indent)))
+    return Group(*parts)
 
 
 def verified(intact: bool, events: int, problem: str | None) -> Text:

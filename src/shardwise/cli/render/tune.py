@@ -128,7 +128,7 @@ def _why(changes: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
         return [Text("Why: nothing that was tried beats the baseline", style="bold"), Text()]
     table = Table(box=box.SIMPLE_HEAD, title="Why: from the baseline to the best", title_justify="left")
     table.title_style = "bold"
-    table.add_column("change")
+    table.add_column("change", overflow="fold")
     table.add_column("adds", justify="right", no_wrap=True)
     table.add_column("GiB", justify="right", no_wrap=True)
     table.add_column("best without it", justify="right", no_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from textwrap import shorten
 from typing import Any
 
 from rich import box
@@ -12,6 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from shardwise.cli.render.units import NONE, percent, signed_percent
+
+
+_REASON = 110
+"""Characters of a reason that are shown; the JSON has all."""
 
 
 def validation(document: Mapping[str, Any], *, worst: int = 8) -> Group:
@@ -64,6 +69,8 @@ def _groups(groups: Mapping[str, Any]) -> Table:
     for head in ("cases", "median error", "p90", "bias"):
         table.add_column(head, justify="right", no_wrap=True)
     for name, row in _rows(groups):
+        if not row.get("scored", row.get("n")):
+            continue
         table.add_row(
             name,
             str(row.get("scored", row.get("n", NONE))),
@@ -101,7 +108,7 @@ def _left_out(reasons: Counter[tuple[str, str]]) -> Table:
     table.add_column("status", no_wrap=True)
     table.add_column("reason", overflow="fold")
     for (status, reason), number in reasons.most_common(12):
-        table.add_row(str(number), status, reason)
+        table.add_row(str(number), status, shorten(reason, _REASON, placeholder=" ..."))
     return table
 
 
