@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from json import JSONDecodeError
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
@@ -130,7 +131,7 @@ def _invoke(
     except ShardwiseError:
         raise
     except _UNREADABLE as err:
-        raise UnreadableReply(f"{type(err).__name__}: {err}") from err
+        raise UnreadableReply(_in_words(err)) from err
     except Exception as err:
         answer = _cut_off(err)
         if answer is None:
@@ -140,6 +141,15 @@ def _invoke(
     if not (str(answer.text).strip() or answer.tool_calls or answer.invalid_tool_calls):
         raise UnreadableReply("the reply is empty: no text and no tool call")
     return answer
+
+
+def _in_words(err: Exception) -> str:
+    """What a client library's accident with a reply comes from."""
+    if isinstance(err, JSONDecodeError):
+        return f"it is not JSON ({err})"
+    if isinstance(err, IndexError):
+        return "it holds no choices"
+    return f"{type(err).__name__}: {err}"
 
 
 def _cut_off(err: Exception) -> AIMessage | None:

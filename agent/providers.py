@@ -7,6 +7,7 @@ caller, go into the client and nowhere else.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from pydantic import ValidationError
+
 from shardwise.engine.errors import ConfigError, unknown_name
+from shardwise.engine.spec import one_line
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
@@ -49,6 +53,9 @@ class Provider:
     options: Mapping[str, Any] | None = None
     """Further constructor arguments."""
     timeout_field: str = "timeout"
+    """Constructor argument for the timeout; empty when only the HTTP client takes one."""
+    whole_seconds: bool = False
+    """Whether the timeout must be a whole number."""
     max_tokens_field: str = "max_tokens"
     seed_field: str = ""
     """Constructor argument for the sampling seed; empty when the provider takes none."""
@@ -93,6 +100,7 @@ PROVIDERS: dict[str, Provider] = {
         key_env=("MISTRAL_API_KEY",),
         key_field="api_key",
         options={"max_retries": 0, "disable_streaming": True},
+        whole_seconds=True,
         seed_field="random_seed",
     ),
     "ollama": Provider(
@@ -246,7 +254,7 @@ def chat_model(
         **(row.options or {}),
     }
     if row.timeout_field:
-        arguments[row.timeout_field] = timeout_s
+        arguments[row.timeout_field] = math.ceil(timeout_s) if row.whole_seconds else timeout_s
     else:
         arguments["client_kwargs"] = {"timeout": timeout_s}
     if url:
@@ -271,7 +279,10 @@ def _make(name: str, row: Provider, arguments: dict[str, Any]) -> BaseChatModel:
             f"llm provider {name!r} needs the package {package!r}{missing}: pip install 'shardwise{extra}'",
             field="llm",
         ) from err
-    model: BaseChatModel = getattr(module, row.class_name)(**arguments)
+    try:
+        model: BaseChatModel = getattr(module, row.class_name)(**arguments)
+    except ValidationError as err:
+        raise ConfigError(one_line(err, f"llm {name}"), field="llm") from err
     return model
 
 

@@ -15,7 +15,7 @@ import contextvars
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -111,6 +111,9 @@ def call_with_retry(
         tries += 1
         return bounded(fn, max(deadline - clock(), 0.001))
 
+    def pause(seconds: float) -> None:
+        sleep(seconds)
+
     def wait_s(state: RetryCallState) -> float:
         failure = classify(_error(state), hidden)
         own = min(policy.first_wait_s * 2.0 ** (state.attempt_number - 1), policy.max_wait_s)
@@ -133,7 +136,7 @@ def call_with_retry(
         stop=stop_after_attempt(policy.attempts),
         wait=wait_s,
         retry=retry_if_exception(lambda err: classify(err, hidden).retryable),
-        sleep=lambda seconds: _sleep(sleep, seconds),
+        sleep=pause,
         before_sleep=before_sleep,
         reraise=True,
     )
@@ -209,7 +212,10 @@ def retry_after_s(err: BaseException, now: datetime | None = None) -> float | No
     """Seconds that the provider asked us to wait: ``retry-after-ms``, or ``Retry-After`` in seconds or
     as a date (RFC 9110, section 10.2.3); None when it did not ask or the value makes no sense.
     """
-    headers: Any = getattr(getattr(err, "response", None), "headers", None)
+    responses = (getattr(link, "response", None) for link in _chain(err))
+    headers: Any = next(
+        (found for r in responses if (found := getattr(r, "headers", None)) is not None), None
+    )
     if headers is None:
         return None
     millis, after = headers.get("retry-after-ms"), headers.get("retry-after")
@@ -236,12 +242,21 @@ def _number(text: str) -> float | None:
     return value if value == value and abs(value) != float("inf") else None
 
 
+def _chain(err: BaseException) -> Iterator[BaseException]:
+    """``err`` and what it was raised from: wrappers of some libraries keep status and headers inside."""
+    link: BaseException | None = err
+    while link is not None:
+        yield link
+        link = link.__cause__
+
+
 def _status(err: BaseException) -> int | None:
-    for source in (err, getattr(err, "response", None)):
-        for name in ("status_code", "code"):
-            value = getattr(source, name, None)
-            if isinstance(value, int) and not isinstance(value, bool):
-                return value
+    for link in _chain(err):
+        for source in (link, getattr(link, "response", None)):
+            for name in ("status_code", "code"):
+                value = getattr(source, name, None)
+                if isinstance(value, int) and not isinstance(value, bool):
+                    return value
     return None
 
 
@@ -252,7 +267,8 @@ def _code(err: BaseException) -> str | None:
 
 def _detail(err: BaseException, secrets: Iterable[str]) -> str:
     body = getattr(err, "body", None)
-    said = body.get("message") if isinstance(body, dict) else None
+    inner = body.get("error", body) if isinstance(body, dict) else None
+    said = inner.get("message") if isinstance(inner, dict) else None
     text = said if isinstance(said, str) and said else str(err)
     line = " ".join(redact_text(text, secrets).split())
     line = line if len(line) <= _MAX_CAUSE else line[: _MAX_CAUSE - 3] + "..."
@@ -278,7 +294,3 @@ def _give_up(cause: str, ending: str, provider: str, tries: int) -> ProviderErro
     head = f"{provider}: " if provider else ""
     tail = f" ({ending})" if ending else ""
     return ProviderError(f"{head}{cause}{tail}", provider=provider, attempts=tries)
-
-
-def _sleep(sleep: Callable[[float], object], seconds: float) -> None:
-    sleep(seconds)

@@ -12,6 +12,7 @@ from typing import Literal
 import pytest
 from langchain_core.messages import HumanMessage
 from pydantic import BaseModel, Field
+
 from shardwise.agent.llm_call import ask
 from shardwise.agent.providers import chat_model
 from shardwise.agent.replay_model import ReplayModel

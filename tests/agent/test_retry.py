@@ -13,6 +13,7 @@ import pytest
 import servers
 from langchain_core.messages import HumanMessage
 from servers import MisbehavingServer, Reply, error
+
 from shardwise.agent.errors import BudgetExceeded, ProposalInvalid, ProviderError, ReplayDiverged
 from shardwise.agent.llm_call import ask
 from shardwise.agent.providers import chat_model
@@ -30,7 +31,9 @@ class Waits(list[float]):
         self.append(seconds)
 
 
-def asked(server: MisbehavingServer, path: Path, *, timeout_s: float = 5.0, **policy: Any) -> tuple[Any, Waits]:
+def asked(
+    server: MisbehavingServer, path: Path, *, timeout_s: float = 5.0, **policy: Any
+) -> tuple[Any, Waits]:
     waits = Waits()
     model = chat_model("openai:tiny", base_url=server.url, api_key=KEY, timeout_s=timeout_s)
     with TraceWriter(path / "t.jsonl", environ={}) as writer:
@@ -89,7 +92,9 @@ PASSING = {
 
 
 @pytest.mark.parametrize("reply", PASSING.values(), ids=PASSING.keys())
-def test_what_passes_is_tried_again(misbehaving_server: MisbehavingServer, tmp_path: Path, reply: Reply) -> None:
+def test_what_passes_is_tried_again(
+    misbehaving_server: MisbehavingServer, tmp_path: Path, reply: Reply
+) -> None:
     misbehaving_server.script(reply, reply, servers.OK)
     answer, waits = asked(misbehaving_server, tmp_path, first_wait_s=1.0, jitter=0.25)
     assert answer.text == "hello"
@@ -136,15 +141,17 @@ def test_what_is_hopeless_aborts_at_once(
     assert len(misbehaving_server.requests) == err.attempts == 1
 
 
-def test_nobody_listens(misbehaving_server: MisbehavingServer, tmp_path: Path) -> None:
-    misbehaving_server.close()
-    err = failed(misbehaving_server, tmp_path, attempts=2)
+def test_nobody_listens(tmp_path: Path) -> None:
+    gone = MisbehavingServer()
+    gone.close()
+    err = failed(gone, tmp_path, attempts=2)
     assert "cannot reach the provider" in str(err)
     assert "refused" in str(err)
 
 
 @pytest.mark.parametrize(
-    ("headers", "wait"), [({"Retry_After": "7"}, 7.0), ({"retry_after_ms": "4500"}, 4.5), ({"Retry_After": "0"}, 0.0)]
+    ("headers", "wait"),
+    [({"Retry_After": "7"}, 7.0), ({"retry_after_ms": "4500"}, 4.5), ({"Retry_After": "0"}, 0.0)],
 )
 def test_retry_after_is_honoured(
     misbehaving_server: MisbehavingServer, tmp_path: Path, headers: dict[str, str], wait: float
@@ -156,7 +163,9 @@ def test_retry_after_is_honoured(
     assert waits[0] >= wait
 
 
-def test_a_retry_after_past_the_limit_ends_it_at_once(misbehaving_server: MisbehavingServer, tmp_path: Path) -> None:
+def test_a_retry_after_past_the_limit_ends_it_at_once(
+    misbehaving_server: MisbehavingServer, tmp_path: Path
+) -> None:
     misbehaving_server.script(error(429, "come back tomorrow", Retry_After="86400"))
     err = failed(misbehaving_server, tmp_path, total_timeout_s=60.0)
     assert "waiting 86400.0 s more would pass the limit of 60 s" in str(err)
@@ -173,7 +182,9 @@ def test_silence_is_bounded(
 ) -> None:
     misbehaving_server.script(reply)
     began = time.monotonic()
-    err = failed(misbehaving_server, tmp_path, timeout_s=timeout_s, attempts=2, first_wait_s=0.0, total_timeout_s=0.8)
+    err = failed(
+        misbehaving_server, tmp_path, timeout_s=timeout_s, attempts=2, first_wait_s=0.0, total_timeout_s=0.8
+    )
     assert time.monotonic() - began < 5.0
     assert "no answer in time" in str(err)
 
@@ -193,7 +204,10 @@ def test_numbers_that_json_lacks_become_words(misbehaving_server: MisbehavingSer
     misbehaving_server.script(servers.NAN_TOOL_ARGS)
     answer, _ = asked(misbehaving_server, tmp_path)
     assert answer.tool_calls[0]["args"] == {"tp": "nan", "pp": "-inf"}
-    assert read_trace(tmp_path / "t.jsonl")[-1].message["tool_calls"][0]["args"] == {"tp": "nan", "pp": "-inf"}
+    assert read_trace(tmp_path / "t.jsonl")[-1].message["tool_calls"][0]["args"] == {
+        "tp": "nan",
+        "pp": "-inf",
+    }
 
 
 def test_waits_repeat_from_run_to_run_and_are_capped() -> None:
@@ -270,6 +284,20 @@ def test_other_libraries_errors_are_understood() -> None:
 
         code = 503
 
+    def wrapped(status: int) -> Exception:
+        class ModelError(Exception):
+            """As langchain's, raised from the provider's own, which knows the status."""
+
+        inner = APIError("inner")
+        inner.code = status
+        inner.response = SimpleNamespace(headers={"retry-after": "3"})  # type: ignore[attr-defined]
+        outer = ModelError("Error calling model")
+        outer.__cause__ = inner
+        return outer
+
+    assert classify(wrapped(401)).cause == "HTTP 401, the API key was not accepted: Error calling model"
+    assert not classify(wrapped(401)).retryable
+    assert classify(wrapped(429)).retry_after_s == 3.0
     assert classify(TransportError("reset")).retryable
     assert classify(APIError("unavailable")).retryable
     assert classify(APIError("unavailable")).cause == "HTTP 503, the server failed: unavailable"

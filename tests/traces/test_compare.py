@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from shardwise.traces import TraceWriter, diff, read_trace
 
 Writing = list[tuple[str, dict[str, Any]]]
@@ -15,14 +16,22 @@ RUN: Writing = [
     ("request", {"request": {"model": "m", "out": "runs/a"}, "llm": "openai:x", "run_id": "r1"}),
     (
         "prompt",
-        {"number": 0, "request_hash": "00", "messages": [{"role": "user", "content": "go"}], "model": "openai:x"},
+        {
+            "number": 0,
+            "request_hash": "00",
+            "messages": [{"role": "user", "content": "go"}],
+            "model": "openai:x",
+        },
     ),
     (
         "llm_response",
         {
             "number": 0,
             "request_hash": "00",
-            "message": {"content": "", "tool_calls": [{"name": "memory", "args": {"tp": 2}, "id": "call_abc"}]},
+            "message": {
+                "content": "",
+                "tool_calls": [{"name": "memory", "args": {"tp": 2}, "id": "call_abc"}],
+            },
             "wall_s": 1.5,
             "attempts": 2,
         },
@@ -49,7 +58,14 @@ def test_equal_runs_differ_in_nothing(tmp_path: Path) -> None:
     a = written(tmp_path / "a", RUN)
     ticks = iter(range(100))
     other = [
-        (kind, {**f, **({"run_id": "r2"} if kind == "request" else {}), **({"call_id": "zz"} if "call_id" in f else {})})
+        (
+            kind,
+            {
+                **f,
+                **({"run_id": "r2"} if kind == "request" else {}),
+                **({"call_id": "zz"} if "call_id" in f else {}),
+            },
+        )
         for kind, f in RUN
     ]
     other[0][1]["request"] = {"model": "m", "out": "runs/b"}
@@ -89,7 +105,12 @@ def test_a_replay_answers_in_the_models_name(tmp_path: Path) -> None:
         (0, {"request": {"model": "n"}}, "request.model", 'event 0 (request): request.model was "m", is "n"'),
         (4, {"changes": {"tp": 4}}, "changes.tp", "changes.tp was 2, is 4"),
         (4, {"changes": {"tp": 2, "pp": 2}}, "changes.pp", "changes.pp was absent, is 2"),
-        (5, {"figures": {"tokens_per_s_per_gpu": 3000.5}}, "figures.tokens_per_s_per_gpu", "was 3000.0, is 3000.5"),
+        (
+            5,
+            {"figures": {"tokens_per_s_per_gpu": 3000.5}},
+            "figures.tokens_per_s_per_gpu",
+            "was 3000.0, is 3000.5",
+        ),
         (
             1,
             {"messages": [{"role": "user", "content": "stop"}]},

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from shardwise.traces import TraceWriter, redact
 from shardwise.traces.redact import MARK, is_secret_name, known_secrets, redact_text
 
@@ -62,9 +63,23 @@ def test_ordinary_text_stays(text: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["api_key", "OPENAI_API_KEY", "apiKey", "X-Api-Key", "Authorization", "password", "client_secret", "HF_TOKEN",
-     "aws_secret_access_key", "AWS_ACCESS_KEY_ID", "refresh_token", "token", "db.password", "GITHUB_TOKEN"],
-)  # fmt: skip
+    [
+        "api_key",
+        "OPENAI_API_KEY",
+        "apiKey",
+        "X-Api-Key",
+        "Authorization",
+        "password",
+        "client_secret",
+        "HF_TOKEN",
+        "aws_secret_access_key",
+        "AWS_ACCESS_KEY_ID",
+        "refresh_token",
+        "token",
+        "db.password",
+        "GITHUB_TOKEN",
+    ],
+)
 def test_secret_names(name: str) -> None:
     assert is_secret_name(name)
     assert redact({name: "abc", "x": [{name: 5}]}) == {name: MARK, "x": [{name: MARK}]}
@@ -72,22 +87,42 @@ def test_secret_names(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["key", "recipe_key", "best_key", "tokens", "tokens_per_s_per_gpu", "output_tokens", "token_dispatcher",
-     "moe_token_dispatcher", "keys", "secretary", "max_tokens", "monkey", "PATH", "hash"],
-)  # fmt: skip
+    [
+        "key",
+        "recipe_key",
+        "best_key",
+        "tokens",
+        "tokens_per_s_per_gpu",
+        "output_tokens",
+        "token_dispatcher",
+        "moe_token_dispatcher",
+        "keys",
+        "secretary",
+        "max_tokens",
+        "monkey",
+        "PATH",
+        "hash",
+    ],
+)
 def test_ordinary_names(name: str) -> None:
     assert not is_secret_name(name)
 
 
 def test_known_values_go_wherever_they_occur() -> None:
-    secrets = known_secrets({"OPENAI_API_KEY": "my-odd-key-9", "HF_TOKEN": "abc", "HOME": "/home/someone", "X": "my"})
+    secrets = known_secrets(
+        {"OPENAI_API_KEY": "my-odd-key-9", "HF_TOKEN": "abc", "HOME": "/home/someone", "X": "my"}
+    )
     assert secrets == ("my-odd-key-9",), "short values and ordinary variables are not searched for"
     data = {"a": ["see my-odd-key-9!", {"my-odd-key-9": 1}], "b": "/home/someone"}
     assert redact(data, secrets) == {"a": [f"see {MARK}!", {MARK: 1}], "b": "/home/someone"}
 
 
 def test_empty_values_and_flags_under_secret_names_stay() -> None:
-    assert redact({"api_key": None, "password": "", "token": True}) == {"api_key": None, "password": "", "token": True}
+    assert redact({"api_key": None, "password": "", "token": True}) == {
+        "api_key": None,
+        "password": "",
+        "token": True,
+    }
 
 
 def test_nothing_secret_is_in_the_file(tmp_path: Path) -> None:
@@ -95,8 +130,13 @@ def test_nothing_secret_is_in_the_file(tmp_path: Path) -> None:
         tmp_path / "t", secrets=["given-secret-1"], environ={"ANTHROPIC_API_KEY": "env-secret-2"}
     ) as writer:
         writer.hide("late-secret-3")
-        message = {"content": "given-secret-1 and env-secret-2", "deep": [{"headers": {"authorization": "Basic x"}}]}
-        event = writer.append("llm_response", number=0, request_hash="0", message=message, model="late-secret-3")
+        message = {
+            "content": "given-secret-1 and env-secret-2",
+            "deep": [{"headers": {"authorization": "Basic x"}}],
+        }
+        event = writer.append(
+            "llm_response", number=0, request_hash="0", message=message, model="late-secret-3"
+        )
         writer.append("error", message="401: Incorrect API key sk-1234567890abcdef")
     text = (tmp_path / "t").read_text()
     for secret in ("given-secret-1", "env-secret-2", "late-secret-3", "Basic x", "sk-1234567890"):

@@ -10,7 +10,13 @@ from shardwise.traces.events import KINDS
 
 def test_the_story_tells_what_matters(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "t", environ={}) as w:
-        w.append("request", request={"model": "m"}, text="tune m on 8 h100", llm="openai:x", versions={"engine": "1"})
+        w.append(
+            "request",
+            request={"model": "m"},
+            text="tune m on 8 h100",
+            llm="openai:x",
+            versions={"engine": "1"},
+        )
         w.append("plan", baseline={"model": "m", "tp": 1}, candidates=[{"mbs": 2}], text="single axes first")
         base = {"tokens_per_s_per_gpu": 3000.0, "peak_bytes": 200 * 2**30, "verdict": "fits", "mfu": 0.41}
         w.append("projection", key="aaaabbbbcccc", recipe={}, figures=base)
@@ -19,10 +25,19 @@ def test_the_story_tells_what_matters(tmp_path: Path) -> None:
         w.append("llm_response", number=0, request_hash="0", message=answer, usage={"total_tokens": 18})
         w.append("tool_call", name="memory_check", args={"mbs": 4})
         w.append("tool_result", name="memory_check", content="out of memory", ok=False)
-        w.append("candidate", changes={"mbs": 4}, round=1, origin="llm", rationale="bigger GEMMs", expected_gain_pct=5)
+        w.append(
+            "candidate",
+            changes={"mbs": 4},
+            round=1,
+            origin="llm",
+            rationale="bigger GEMMs",
+            expected_gain_pct=5,
+        )
         w.append("rejection", by="memory", message="needs 300.0 of 288.0 GiB", round=1, changes={"mbs": 4})
         w.append("candidate", changes={"mbs": 2}, round=1, origin="llm")
-        w.append("projection", key="ddddeeee", recipe={}, figures={**base, "tokens_per_s_per_gpu": 3300.0}, round=1)
+        w.append(
+            "projection", key="ddddeeee", recipe={}, figures={**base, "tokens_per_s_per_gpu": 3300.0}, round=1
+        )
         oom = {"tokens_per_s_per_gpu": 9000.0, "verdict": "out of memory"}
         w.append("projection", key="ffff", recipe={}, figures=oom, round=1)
         w.append("reflection", text="mbs helps while it fits", round=1, best={"tokens_per_s_per_gpu": 3300.0})

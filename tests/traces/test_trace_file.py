@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from shardwise.engine.errors import ConfigError
 from shardwise.traces import TraceFormatError, TraceWriter, read_trace, verify
 from shardwise.traces import reader as reader_module
@@ -57,7 +59,7 @@ def test_every_kind_is_written_and_read_back(tmp_path: Path) -> None:
     assert verify(path).as_json() == {"intact": True, "events": len(KINDS), "problem": None}
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines[0]["prev"] == GENESIS
-    assert all(b["prev"] == a["hash"] == digest(a) for a, b in zip(lines, lines[1:], strict=False))
+    assert all(b["prev"] == a["hash"] == digest(a) for a, b in pairwise(lines))
     assert [line["seq"] for line in lines] == list(range(len(lines)))
 
 
@@ -103,7 +105,11 @@ def test_a_torn_last_line_is_cut_off_and_recorded(tmp_path: Path, tail: bytes) -
     assert not verify(path).intact
     write(path, "two")
     events = read_trace(path)
-    assert [event.text for event in events] == ["one", f"a torn last line of {len(tail)} bytes was cut off", "two"]
+    assert [event.text for event in events] == [
+        "one",
+        f"a torn last line of {len(tail)} bytes was cut off",
+        "two",
+    ]
     assert events[1].topic == "resume"
     assert verify(path).intact
 
@@ -144,7 +150,8 @@ def test_two_writers_of_one_trace_are_refused(tmp_path: Path) -> None:
 def test_threads_share_a_writer(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "t", environ={}) as writer:
         threads = [
-            threading.Thread(target=lambda: [writer.append("note", text="x") for _ in range(20)]) for _ in range(4)
+            threading.Thread(target=lambda: [writer.append("note", text="x") for _ in range(20)])
+            for _ in range(4)
         ]
         for thread in threads:
             thread.start()
@@ -155,7 +162,9 @@ def test_threads_share_a_writer(tmp_path: Path) -> None:
 
 def test_numpy_tuples_and_half_characters_are_written_as_plain_json(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "t", environ={}) as writer:
-        event = writer.append("budget", used={"f": np.float64(0.5), "i": np.int64(3), "t": (1, 2), "s": "\ud83d!"})
+        event = writer.append(
+            "budget", used={"f": np.float64(0.5), "i": np.int64(3), "t": (1, 2), "s": "\ud83d!"}
+        )
     assert event.used == {"f": 0.5, "i": 3, "t": [1, 2], "s": "\ufffd!"}
     assert read_trace(tmp_path / "t") == [event]
 
@@ -231,7 +240,11 @@ def test_no_trace_at_all(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="no trace at"):
             verify(place)
     (tmp_path / "empty").write_bytes(b"")
-    assert verify(tmp_path / "empty").as_json() == {"intact": False, "events": 0, "problem": "the trace is empty"}
+    assert verify(tmp_path / "empty").as_json() == {
+        "intact": False,
+        "events": 0,
+        "problem": "the trace is empty",
+    }
 
 
 def test_an_older_schema_is_upgraded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +322,11 @@ def test_whatever_is_written_reads_back_equal(tmp_path: Path, data: dict[str, An
     assert verify(path).intact
 
 
-@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode) | json_values.map(json.dumps).map(str.encode))
+@given(
+    st.binary(max_size=200)
+    | st.text(max_size=200).map(str.encode)
+    | json_values.map(json.dumps).map(str.encode)
+)
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_reading_junk_never_fails_otherwise(tmp_path: Path, junk: bytes) -> None:
     (tmp_path / "t").write_bytes(junk + b"\n")
@@ -319,6 +336,8 @@ def test_reading_junk_never_fails_otherwise(tmp_path: Path, junk: bytes) -> None
 
 
 def test_events_are_frozen() -> None:
-    event = EVENTS.validate_python({"kind": "note", "text": "x", "seq": 0, "t_s": 0.0, "prev": "", "hash": ""})
+    event = EVENTS.validate_python(
+        {"kind": "note", "text": "x", "seq": 0, "t_s": 0.0, "prev": "", "hash": ""}
+    )
     with pytest.raises(ValueError, match="frozen"):
         event.text = "y"  # type: ignore[misc]

@@ -1,0 +1,165 @@
+"""The recipe that gains are counted from: the user's own, a published one, or a plain constructed one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from shardwise.agent.references import reference_for
+from shardwise.agent.request import TuneRequest
+from shardwise.agent.trial import Fields, fields_of, recipe_of, words
+from shardwise.engine import legality
+from shardwise.engine.errors import ConfigError
+from shardwise.engine.recipe import Recipe
+from shardwise.engine.recipe_io import DEFAULT_SEQ_LEN
+from shardwise.engine.table import COLUMNS, Table
+from shardwise.memory_filter import filter_table
+
+SEQUENCES_PER_GPU = 4
+"""Sequences of the default global batch per GPU: enough micro-batches to fill a pipeline, and every power of
+two up to it divides evenly. It is the published Mixtral reference's ratio (128 on 32 GPUs)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A recipe with where it comes from."""
+
+    fields: Fields
+    origin: str
+    """``user``, ``reference`` or ``constructed``."""
+    source: str
+    """One line for people."""
+
+
+def choose_baseline(request: TuneRequest) -> Baseline:
+    """The baseline of a request: own recipe, else published reference, else constructed.
+
+    Fixed fields, ``gbs`` and ``seq_len`` of the request win over all three. Raises :class:`ConfigError` when
+    the user's own recipe, or every recipe with the fixed fields, is illegal.
+    """
+    if request.recipe:
+        fields = _fields(request, request.recipe)
+        broken = legality.check(recipe_of(request, fields))
+        if broken:
+            raise ConfigError(f"the given recipe is illegal: {broken[0].message}", field=broken[0].fields[0])
+        return Baseline(fields, "user", "the given recipe")
+    reference = reference_for(request.model, request.cluster)
+    if reference is not None:
+        fields = _fields(request, reference.recipe)
+        if not legality.check(recipe_of(request, fields)):
+            return Baseline(fields, "reference", f"{reference.name}: {reference.source}")
+    return construct(request, reference.recipe if reference else {})
+
+
+def construct(request: TuneRequest, start: Fields) -> Baseline:
+    """A plain legal recipe, the least split one that fits.
+
+    Candidates have micro batch size 1, no interleaving, the most expert parallelism that stays inside the
+    scale-up domain, and recomputation only when nothing fits without. Among those that fit, the smallest
+    product of tensor, context and pipeline sizes wins, then the smallest tensor size. When nothing fits, the
+    one that needs least memory is returned. ``start`` gives all other fields (empty: their defaults).
+    """
+    base = recipe_of(request, _fields(request, {**start, "vpp": 1}))
+    least: tuple[float, Fields] | None = None
+    for recompute in _free(request, "recompute", ["none", "full"], base.recompute):
+        table = _plain_table(request, base, recompute)
+        if table is None:
+            continue
+        kept = filter_table(table, request.margin)
+        order = np.lexsort(
+            (table.etp, -_near_domain(table), table.cp, table.tp, table.tp * table.cp * table.pp)
+        )
+        for row in order:
+            if kept.keep[row]:
+                fields = fields_of(table.recipe(int(row)))
+                return Baseline(fields, "constructed", "the least split plain recipe that fits")
+        lowest = int(np.argmin(kept.peak_bytes))
+        if least is None or kept.peak_bytes[lowest] < least[0]:
+            least = (float(kept.peak_bytes[lowest]), fields_of(table.recipe(lowest)))
+    if least is None:
+        broken = legality.check(base)
+        reason = broken[0].message if broken else "no combination of parallel sizes divides the cluster"
+        raise ConfigError(
+            f"no legal recipe with {words(request.fixed)} on {request.cluster.world_size} GPUs: {reason}",
+            field=next(iter(request.fixed), "cluster"),
+        )
+    return Baseline(least[1], "constructed", "the plain recipe that needs least memory (none fits)")
+
+
+def _fields(request: TuneRequest, recipe: dict[str, Any]) -> Fields:
+    """``recipe`` completed by batch and sequence defaults, with what the request fixes applied."""
+    context = request.model.max_position_embeddings
+    fields: dict[str, Any] = {
+        "gbs": SEQUENCES_PER_GPU * request.cluster.world_size,
+        "seq_len": min(context, DEFAULT_SEQ_LEN),
+        **recipe,
+        **request.fixed,
+    }
+    if request.fixed.get("recompute", fields.get("recompute")) != recipe.get("recompute"):
+        for name in ("recompute_method", "recompute_num_layers", "recompute_modules"):
+            if name not in request.fixed:
+                fields.pop(name, None)
+    if "tp" in request.fixed:
+        for name in ("etp", "sequence_parallel"):
+            if name not in request.fixed and request.fixed["tp"] != recipe.get("tp"):
+                fields.pop(name, None)
+    own = {"gbs": request.gbs, "seq_len": request.seq_len}
+    fields |= {name: value for name, value in own.items() if value is not None}
+    return fields_of(recipe_of(request, fields))
+
+
+def _plain_table(request: TuneRequest, base: Recipe, recompute: str) -> Table | None:
+    """Legal plain recipes over the sizes that are free; None when there is none."""
+    powers = [1 << i for i in range(request.cluster.world_size.bit_length())]
+    domain = request.cluster.scale_up_size
+    experts = request.model.num_experts or 1
+    layers = request.model.num_layers
+    sizes = {
+        "tp": _free(request, "tp", [p for p in powers if p <= domain], base.tp),
+        "pp": _free(
+            request, "pp", [p for p in range(1, layers + 1) if request.cluster.world_size % p == 0], base.pp
+        ),
+        "ep": _free(request, "ep", [e for e in range(1, experts + 1) if experts % e == 0], base.ep),
+        "mbs": _free(request, "mbs", [1], base.mbs),
+        "cp": _free(request, "cp", [p for p in powers if p <= domain], base.cp),
+        "etp": _free(request, "etp", [1], base.etp),
+    }
+    start = recipe_of(request, {**_plain(base), "recompute": recompute, **request.fixed})
+    pieces: list[Table] = []
+    for parallel in (False, True):
+        tps = [tp for tp in sizes["tp"] if (tp > 1) == parallel]
+        if not tps:
+            continue
+        fixed_sp = "sequence_parallel" in request.fixed
+        tied = start if fixed_sp else start.with_(sequence_parallel=parallel)
+        table = Table.product(tied, {**sizes, "tp": tps})
+        mask = legality.legal_mask(table)
+        if mask.any():
+            pieces.append(table.take(mask))
+    return stacked(pieces) if pieces else None
+
+
+def _plain(base: Recipe) -> Fields:
+    """The base without what hangs on sizes that are about to change."""
+    tied = ("recompute", "num_layers_in", "account_for", "overlap_moe", "pp_schedule")
+    return {name: value for name, value in fields_of(base).items() if not name.startswith(tied)}
+
+
+def _free(request: TuneRequest, name: str, values: list[Any], fixed: Any) -> list[Any]:
+    return [fixed] if name in request.fixed else values
+
+
+def _near_domain(table: Table) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Expert parallel size where it stays inside the scale-up domain, 0 where it leaves it."""
+    inside = table.ep * table.etp <= table.cluster.scale_up_size
+    return np.where(inside, table.ep, 0)
+
+
+def stacked(pieces: list[Table]) -> Table:
+    """Tables of one model and cluster below each other; at least one."""
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in COLUMNS
+    }
+    return replace(pieces[0], **columns)

@@ -1,0 +1,121 @@
+"""What the surrogate sees of a recipe: which word or number it chose on each axis, and a few numbers.
+
+An *axis* is one column of the table, or several that move together (recomputation; ``tp`` with
+sequence parallelism). Axes are found, not listed: whatever varies in the space is one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardwise.engine.pipeline_layout import chunk_layers
+from shardwise.engine.recipe import RECOMPUTES
+from shardwise.engine.table import COLUMNS, METHODS, Floats, Ints, Table
+
+JOINT: dict[str, tuple[str, ...]] = {
+    "recompute": ("recompute", "recompute_method", "recompute_num_layers", "recompute_modules"),
+    "tp": ("tp", "sequence_parallel"),
+    "dp_sharding": ("dp_sharding", "dp_shard_size", "fsdp_reshard_after_forward"),
+    "pipeline_split": (
+        "num_layers_in_first_pipeline_stage",
+        "num_layers_in_last_pipeline_stage",
+        "account_for_embedding_in_pipeline_split",
+        "account_for_loss_in_pipeline_split",
+    ),
+}
+"""Axis -> the columns that move together on it."""
+_JOINED = {column for columns in JOINT.values() for column in columns}
+AXES: dict[str, tuple[str, ...]] = {
+    **JOINT,
+    **{name: (name,) for name in COLUMNS if name not in _JOINED and name not in ("gbs", "seq_len")},
+}
+"""Every axis a search may move, with its columns."""
+
+_LOGS = ("tp", "pp", "vpp", "cp", "ep", "etp", "mbs")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Coding:
+    """The axes that vary in a space, and for each its choices: a row's code is the index of its choice."""
+
+    axes: tuple[str, ...]
+    choices: tuple[npt.NDArray[np.float64], ...]
+    """Per axis, (choices, columns) of distinct column values, ascending."""
+
+    @classmethod
+    def of(cls, table: Table) -> Coding:
+        """The coding of every axis on which ``table`` has more than one choice."""
+        axes: list[str] = []
+        choices: list[npt.NDArray[np.float64]] = []
+        for axis, columns in AXES.items():
+            if not len(table) or all(np.ptp(_meaning(table, name)) == 0 for name in columns):
+                continue
+            axes.append(axis)
+            choices.append(np.unique(_stack(table, columns), axis=0))
+        return cls(tuple(axes), tuple(choices))
+
+    def codes(self, table: Table) -> npt.NDArray[np.int16]:
+        """(rows, axes) codes; -1 for a choice that the space does not have."""
+        out = np.full((len(table), len(self.axes)), -1, dtype=np.int16)
+        for i, (axis, choices) in enumerate(zip(self.axes, self.choices, strict=True)):
+            values = _stack(table, AXES[axis])
+            for code, choice in enumerate(choices):
+                out[(values == choice).all(axis=1), i] = code
+        return out
+
+
+def numbers(table: Table) -> Floats:
+    """(rows, 9) figures that a choice acts through: pipeline bubble, recomputed share, log2 of the sizes.
+
+    The bubble is that of a uniform pipeline, log(1 + (pp-1)/(vpp*m)) with m micro-batches (Narayanan et
+    al. 2021, section 2.2); the recomputed share is that of the layers whose forward pass runs twice.
+    """
+    micro_batches = np.maximum(table.gbs // np.maximum(table.mbs * table.dp, 1), 1)
+    bubble = np.log1p((table.pp - 1) / (table.vpp * micro_batches))
+    logs = [np.log2(getattr(table, name).astype(np.float64)) for name in _LOGS]
+    return np.stack([bubble, _recomputed_share(table), *logs], axis=1)
+
+
+def _recomputed_share(table: Table) -> Floats:
+    full = table.recompute == RECOMPUTES.index("full")
+    block = full & (table.recompute_method == METHODS.index("block"))
+    chunks = table.pp * table.vpp
+    share = np.where(block, table.recompute_num_layers * chunks / table.model.num_layers, 1.0)
+    return np.asarray(np.where(full, np.minimum(share, 1.0), 0.0))
+
+
+def _stack(table: Table, columns: tuple[str, ...]) -> Floats:
+    return np.stack([_meaning(table, name) for name in columns], axis=1)
+
+
+def _meaning(table: Table, name: str) -> Floats:
+    """The column, with counts of layers read as the choice behind them: it is the share of a chunk that is
+    recomputed, or that a stage differs at all, which carries over from one pipeline size to another."""
+    column = getattr(table, name).astype(np.float64)
+    if name == "recompute_num_layers":
+        block = table.recompute_method == METHODS.index("block")
+        share = np.round(4.0 * column / np.maximum(chunk_layers(table), 1)) / 4.0
+        return np.asarray(np.where(block, share, column))
+    if name in ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"):
+        return np.asarray(column > 0, dtype=np.float64)
+    return np.asarray(column)
+
+
+def differing(codes: npt.NDArray[np.int16], one: npt.NDArray[np.int16]) -> Ints:
+    """(rows,) on how many axes each row differs from ``one``; a choice outside the space always does."""
+    return np.asarray(((codes != one) | (one < 0)).sum(axis=1), dtype=np.int64)
+
+
+def axis_columns(axis: str) -> tuple[str, ...]:
+    """The recipe fields that move on ``axis``."""
+    return AXES[axis]
+
+
+def axis_of(changes: dict[str, Any]) -> str:
+    """The axis that all ``changes`` lie on; empty when they lie on several."""
+    found = {axis for axis, columns in AXES.items() if any(name in columns for name in changes)}
+    return found.pop() if len(found) == 1 else ""

@@ -1,0 +1,74 @@
+"""A memory verdict: one line, and a table of stages by item."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from shardwise.cli.render.units import gib, percent
+
+VERDICT_STYLE = {"fits": "bold green", "tight": "bold yellow", "out of memory": "bold red"}
+
+_HEADS = {
+    "weights": "weights",
+    "gradients": "grads",
+    "optimizer": "optim",
+    "activations": "activ",
+    "temporary": "temp",
+    "communication": "comm",
+    "overhead": "other",
+}
+_SHOWN = 8
+"""Stages shown before the middle is left out."""
+
+
+def verdict_line(memory: Mapping[str, Any]) -> Text:
+    """``fits: 204.1 of 288.0 GiB on the fullest GPU (stage 0), 70.9%``."""
+    verdict = str(memory["verdict"])
+    share = memory["peak_bytes"] / memory["capacity_bytes"]
+    return Text.assemble(
+        (verdict, VERDICT_STYLE.get(verdict, "bold")),
+        f": {gib(memory['peak_bytes'], unit=False)} of {gib(memory['capacity_bytes'])}",
+        f" on the fullest GPU (stage {memory['peak_stage']}), {percent(share)}",
+    )
+
+
+def stage_table(memory: Mapping[str, Any]) -> Table:
+    """GiB per stage and item; the fullest stage is marked."""
+    table = Table(box=box.SIMPLE_HEAD, title="Memory per pipeline stage, GiB", title_justify="left")
+    table.title_style = "bold"
+    table.add_column("stage", justify="right", no_wrap=True)
+    for head in (*_HEADS.values(), "total"):
+        table.add_column(head, justify="right", no_wrap=True)
+    stages = list(memory["stages"])
+    shown = _ends(stages, int(memory["peak_stage"]))
+    last = -1
+    for stage in shown:
+        if stage["stage"] != last + 1:
+            table.add_row("...")
+        last = stage["stage"]
+        peak = stage["stage"] == memory["peak_stage"]
+        cells = [gib(stage[item], unit=False) for item in _HEADS]
+        mark = ">" if peak else ""
+        table.add_row(
+            f"{mark}{stage['stage']}", *cells, gib(stage["total"], unit=False), style="bold" if peak else ""
+        )
+    return table
+
+
+def memory(document: Mapping[str, Any], *, head: RenderableType | None = None) -> Group:
+    """The whole answer of ``shardwise memory``."""
+    parts: list[RenderableType] = [head, Text()] if head is not None else []
+    return Group(*parts, verdict_line(document), Text(), stage_table(document))
+
+
+def _ends(stages: list[Any], peak: int) -> list[Any]:
+    if len(stages) <= _SHOWN:
+        return stages
+    half = _SHOWN // 2
+    return [s for i, s in enumerate(stages) if i < half or i >= len(stages) - half or s["stage"] == peak]

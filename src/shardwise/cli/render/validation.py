@@ -1,0 +1,116 @@
+"""How far the engine is from what was measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from textwrap import shorten
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from shardwise.cli.render.units import NONE, percent, signed_percent
+
+
+_REASON = 110
+"""Characters of a reason that are shown; the JSON has all."""
+
+
+def validation(document: Mapping[str, Any], *, worst: int = 8) -> Group:
+    """Summary, groups, the worst cases, and why cases were not scored."""
+    parts: list[RenderableType] = [_summary(document["summary"])]
+    groups = document["summary"].get("by_group") or {}
+    if groups:
+        parts += [Text(), _groups(groups)]
+    scored = [case for case in document["cases"] if case.get("error_pct") is not None]
+    if scored and worst > 0:
+        parts += [Text(), _worst(sorted(scored, key=lambda case: -abs(case["error_pct"]))[:worst])]
+    left_out = Counter(
+        (case["status"], case.get("reason") or "no reason given")
+        for case in document["cases"]
+        if case["status"] != "ok"
+    )
+    if left_out:
+        parts += [Text(), _left_out(left_out)]
+    return Group(*parts)
+
+
+def _summary(summary: Mapping[str, Any]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column()
+    table.add_row("cases", f"{summary['n']}, of which scored {summary['scored']}")
+    table.add_row(
+        "throughput error",
+        f"median {_pct(summary['median_abs_error_pct'])}, "
+        f"90th percentile {_pct(summary['p90_abs_error_pct'])}, worst {_pct(summary['max_abs_error_pct'])}",
+    )
+    table.add_row(
+        "bias", f"{signed_percent(summary['bias_pct'])} (positive: promises more than was measured)"
+    )
+    table.add_row("80% interval", f"held {percent(summary['interval80_coverage'])} of the measured values")
+    memory = summary["memory"]
+    table.add_row("memory error", f"median {_pct(memory['median_abs_error_pct'])} over {memory['n']} cases")
+    oom = summary["oom"]
+    table.add_row(
+        "out of memory",
+        f"{oom['caught']} of {oom['n']} caught, "
+        f"{oom['false_alarms']} false alarms among {oom['ran']} that ran",
+    )
+    return table
+
+
+def _groups(groups: Mapping[str, Any]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("group", overflow="fold")
+    for head in ("cases", "median error", "p90", "bias"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for name, row in _rows(groups):
+        if not row.get("scored", row.get("n")):
+            continue
+        table.add_row(
+            name,
+            str(row.get("scored", row.get("n", NONE))),
+            _pct(row.get("median_abs_error_pct")),
+            _pct(row.get("p90_abs_error_pct")),
+            signed_percent(row.get("bias_pct")),
+        )
+    return table
+
+
+def _rows(groups: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Groups are either flat (name -> figures) or nested (kind -> name -> figures)."""
+    rows: list[tuple[str, Mapping[str, Any]]] = []
+    for kind, value in groups.items():
+        if any(isinstance(inner, Mapping) for inner in value.values()):
+            rows += [(f"{kind}: {name}", inner) for name, inner in value.items()]
+        else:
+            rows.append((kind, value))
+    return rows
+
+
+def _worst(cases: list[Mapping[str, Any]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title="Furthest off", title_justify="left", title_style="bold")
+    table.add_column("case", overflow="fold")
+    table.add_column("metric", no_wrap=True)
+    table.add_column("error", justify="right", no_wrap=True)
+    for case in cases:
+        table.add_row(str(case["id"]), str(case.get("metric") or NONE), signed_percent(case["error_pct"]))
+    return table
+
+
+def _left_out(reasons: Counter[tuple[str, str]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title="Not scored", title_justify="left", title_style="bold")
+    table.add_column("cases", justify="right", no_wrap=True)
+    table.add_column("status", no_wrap=True)
+    table.add_column("reason", overflow="fold")
+    for (status, reason), number in reasons.most_common(12):
+        table.add_row(str(number), status, shorten(reason, _REASON, placeholder=" ..."))
+    return table
+
+
+def _pct(value: float | None) -> str:
+    return NONE if value is None else f"{value:.1f}%"
