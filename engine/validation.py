@@ -16,9 +16,13 @@ from shardwise.engine.cases.interpret import Interpretation, interpret
 from shardwise.engine.cases.labels import groups, is_megatron, memory_reading, trust_flags
 from shardwise.engine.cases.reading import Case, read_cases
 from shardwise.engine.cases.scope import Unscorable
-from shardwise.engine.efficiency import matrix_peak
 from shardwise.engine.errors import ConfigError
-from shardwise.engine.flop_conventions import convention, flops_per_token_as, measured_tokens_per_s
+from shardwise.engine.flop_conventions import (
+    convention,
+    flops_per_token_as,
+    measured_tokens_per_s,
+    peak_tflops,
+)
 from shardwise.engine.legality import check
 from shardwise.engine.projection import project
 from shardwise.engine.recipe import Recipe
@@ -135,7 +139,7 @@ def _compare(row: Row, case: Case, read: Interpretation, projection: Projection)
         "tokens_per_s_per_gpu": tokens,
         "tflops_per_gpu": tflops,
         "step_time_s": step,
-        "mfu_pct": 100 * tflops * 1e12 / matrix_peak(recipe.cluster.gpu, recipe.precision),
+        "mfu_pct": 100 * tflops / peak_tflops(case, recipe),
         "peak_mem_gib": memory.peak_bytes / GIB,
         "oom": memory.verdict == "out of memory",
     }
