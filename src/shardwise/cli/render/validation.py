@@ -14,7 +14,6 @@ from rich.text import Text
 
 from shardwise.cli.render.units import NONE, percent, signed_percent
 
-
 _REASON = 110
 """Characters of a reason that are shown; the JSON has all."""
 
