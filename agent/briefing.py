@@ -15,7 +15,7 @@ from shardwise.agent.context import Context
 from shardwise.agent.features import axis_columns
 from shardwise.agent.proposals import apply_changes
 from shardwise.agent.state import TuneState
-from shardwise.agent.trial import Trial, changed, recipe_of, value_of, words
+from shardwise.agent.trial import Trial, changed, default_of, recipe_of, value_of, words
 from shardwise.engine.errors import ConfigError
 from shardwise.engine.recipe import RECOMPUTE_MODULES, Recipe
 from shardwise.engine.table import WORDS
@@ -23,8 +23,10 @@ from shardwise.prompts import load
 from shardwise.tools.bench import Bench, TrialView
 
 MAX_RESULTS = 12
-MAX_COMPACT_RESULTS = 6
-_NUMBERS_LEFT_OUT = ("recompute_num_layers", "recompute_method", "recompute_modules", "sequence_parallel")
+MAX_COMPACT_RESULTS = 4
+MAX_COMPACT_VALUES = 6
+_COMPACT = ("recompute", "tp", "pp", "vpp", "cp", "ep", "mbs", "dp_sharding", "moe_token_dispatcher", "precision")
+"""What a small model may change; the rest is left to the heuristic proposer."""
 _GIB = 1024.0**3
 
 
@@ -102,7 +104,8 @@ def full_prompt(ctx: Context, state: TuneState) -> tuple[str, str]:
 def compact_prompt(ctx: Context, state: TuneState) -> tuple[str, dict[str, list[Any]]]:
     """One short message, and the choices that its answer may use."""
     start = start_of(ctx, state)
-    choices = {name: values for name, values in choices_of(ctx).items() if name not in _NUMBERS_LEFT_OUT}
+    found = choices_of(ctx)
+    choices = {name: _thinned(found[name], value_of(start.fields, name)) for name in _COMPACT if name in found}
     breakdown = start.projection.get("time_breakdown_s") or {}
     slowest = sorted(breakdown.items(), key=lambda item: (-item[1], item[0]))[:3]
     total = start.projection.get("step_time_s") or 1.0
@@ -127,8 +130,9 @@ def workload(ctx: Context) -> str:
     experts = f", {model.num_experts} experts top-{model.moe_router_topk}" if model.num_experts else ""
     return (
         f"{model.name} ({model.num_layers} layers, hidden {model.hidden_size}, "
-        f"{model.num_attention_heads} heads{experts}) on {cluster.world_size} "
-        f"{cluster.gpu.name} ({cluster.num_nodes} nodes of {cluster.gpus_per_node}), gbs {fields['gbs']}, seq_len {fields['seq_len']}"
+        f"{model.num_attention_heads} heads{experts}) on {cluster.world_size} {cluster.gpu.name} "
+        f"({cluster.num_nodes} nodes of {cluster.gpus_per_node}), gbs {fields['gbs']}, "
+        f"seq_len {fields['seq_len']}"
     )
 
 
@@ -167,6 +171,15 @@ def _explicit(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name not in ("gbs", "seq_len")}
 
 
+def _thinned(values: list[Any], own: Any) -> list[Any]:
+    """At most :data:`MAX_COMPACT_VALUES` of ``values``, spread evenly, its own among them."""
+    if len(values) <= MAX_COMPACT_VALUES:
+        return values
+    step = (len(values) - 1) / (MAX_COMPACT_VALUES - 1)
+    kept = {round(i * step) for i in range(MAX_COMPACT_VALUES)}
+    return [value for i, value in enumerate(values) if i in kept or value == own]
+
+
 def _is_effect(note: str) -> bool:
     """Sweep lessons start with an axis name and a colon; later lessons with ``field=value``."""
     return "=" not in note.split(":", 1)[0]
@@ -184,7 +197,7 @@ def _or_none(text: str) -> str:
 def _word(value: Any) -> str:
     if isinstance(value, list):
         return "+".join(str(item) for item in value) or "none"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _decoded(name: str, value: Any) -> Any:
@@ -192,4 +205,5 @@ def _decoded(name: str, value: Any) -> Any:
         return [word for i, word in enumerate(RECOMPUTE_MODULES) if int(value) >> i & 1]
     if name in WORDS:
         return WORDS[name][int(value)]
-    return value
+    # Tables write 0 for a count that is not set.
+    return None if value == 0 and default_of(name) is None and not isinstance(value, bool) else value

@@ -22,7 +22,7 @@ from shardwise.agent.errors import ProviderError
 from shardwise.agent.llm_call import ask
 from shardwise.agent.nodes.memory_filter import KEPT_REJECTIONS
 from shardwise.agent.proposals import MAX_CANDIDATES, find_json, read_proposals, repair_message
-from shardwise.agent.replay_model import ReplayModel, exchanges
+from shardwise.agent.replay_model import ReplayModel, exchanges, request_hash
 from shardwise.agent.state import Candidate, TuneState
 from shardwise.prompts import load
 from shardwise.tools.propose import PROPOSE, answer_schema
@@ -113,17 +113,26 @@ class _Turn:
         tools: list[Any] | None = None,
         schema: dict[str, Any] | None = None,
     ) -> AIMessage:
-        journal = self._ctx.journal
         return ask(
-            self._model(), messages, tools or (), writer=journal, schema=schema, retry_policy=self._ctx.retry
+            self._model(messages, tools or [], schema),
+            messages,
+            tools or (),
+            writer=self._ctx.journal,
+            schema=schema,
+            retry_policy=self._ctx.retry,
         )
 
-    def _model(self) -> BaseChatModel:
-        """The live model, or the answers that an interrupted pass already got for these very questions."""
+    def _model(
+        self, messages: list[BaseMessage], tools: list[Any], schema: dict[str, Any] | None
+    ) -> BaseChatModel:
+        """The live model, or the answer that an interrupted pass already got for this very question."""
         assert self._ctx.llm is not None
         journal = self._ctx.journal
-        pending = exchanges(journal.ahead()) if journal.behind else []
-        return ReplayModel(recorded=pending, source="the interrupted run") if pending else self._ctx.llm
+        pending = exchanges(journal.ahead())[:1] if journal.behind else []
+        now = request_hash(messages, tools, schema, journal.secrets)
+        if pending and pending[0].prompt.request_hash == now:
+            return ReplayModel(recorded=pending, source="the interrupted run")
+        return self._ctx.llm
 
     def _answer_calls(self, answer: AIMessage) -> tuple[list[ToolMessage], bool]:
         """A reply to every call, and whether the turn is over."""

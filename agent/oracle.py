@@ -74,7 +74,7 @@ class Oracle:
     def _append(self, trial: Trial) -> None:
         if self._path is None:
             return
-        line = json.dumps({"engine": self._version, **trial.as_json()}, sort_keys=True, allow_nan=False)
+        line = json.dumps({"engine": self._version, **trial.as_json()}, allow_nan=False)
         with self._path.open("ab") as file:
             file.write(line.encode() + b"\n")
             file.flush()

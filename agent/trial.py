@@ -55,7 +55,8 @@ class Trial:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Trial:
         """The inverse of :meth:`as_json`; ``KeyError`` when a part is missing."""
-        return cls(str(data["key"]), dict(data["fields"]), dict(data["projection"]), bool(data["fits"]))
+        fields = {name: data["fields"][name] for name in Recipe.model_fields if name in data["fields"]}
+        return cls(str(data["key"]), fields, dict(data["projection"]), bool(data["fits"]))
 
 
 def fields_of(recipe: Recipe) -> Fields:
@@ -111,4 +112,4 @@ def words(changes: Mapping[str, Any]) -> str:
 def _word(value: Any) -> str:
     if isinstance(value, list):
         return "+".join(str(item) for item in value) or "none"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

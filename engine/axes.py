@@ -244,7 +244,10 @@ def _dispatchers(r: Recipe) -> list[str]:
 
 def _splits() -> list[tuple[Any, ...]]:
     """Ways to split layers over stages; each falls back to the even one where it would say the same."""
-    piped = Derived("pp > 1", lambda table: np.asarray(table.pp > 1, dtype=np.int64))
+    # A flag in chunks of one layer would leave the embedding or the loss alone in its chunk.
+    piped = Derived(
+        "pp > 1", lambda t: ((t.pp > 1) & (t.model.num_layers + 2 >= 2 * t.pp * t.vpp)).astype(np.int64)
+    )
     last = Derived("rest in the last stage", _last_stage)
     return [
         (False, False, None, None),

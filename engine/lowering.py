@@ -97,8 +97,9 @@ def _routed_tokens(table: Table, local_tokens: Floats) -> Floats:
     balanced = local_tokens * model.moe_router_topk * table.etp
     # A rank sees imbalance only through the experts it holds: alone (ep=1) it holds them all.
     fullest = np.where(table.ep > 1, table.moe_imbalance, 1.0)
-    capacity = np.where(table.moe_expert_capacity_factor > 0, table.moe_expert_capacity_factor, np.inf)
-    return np.asarray(balanced * np.minimum(fullest, capacity))
+    # With a capacity every expert works on its capacity: the excess is dropped, the rest padded.
+    capacity = table.moe_expert_capacity_factor
+    return np.asarray(balanced * np.where(capacity > 0, capacity, fullest))
 
 
 @lru_cache(maxsize=64)

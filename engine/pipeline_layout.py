@@ -15,7 +15,8 @@ Rows are expected to be legal; an illegal row gets ranges inside the model that 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import lcm
+from math import ceil, lcm
+from typing import Any
 
 import numpy as np
 
@@ -86,6 +87,41 @@ def representative_stages(table: Table) -> Ints:
     slots = np.minimum(np.arange(int(counts.max()))[None, :], counts[:, None] - 1)
     picked = np.take_along_axis(order, slots, axis=1)
     return np.asarray(picked[inverse], dtype=np.int64)
+
+
+def split_options(num_layers: int, pp: int, vpp: int = 1) -> list[dict[str, Any]]:
+    """Legal ways to split ``num_layers`` over ``pp`` stages of ``vpp`` chunks, the most usual first.
+
+    Each is the recipe fields to set (all four, None for unset): even; the loss, then the embedding and the
+    loss counted as layers; a shorter last stage; unequal ends around equal middle stages. Empty when there
+    are fewer layers than chunks, or when no multiple of ``vpp`` fits.
+    """
+    options = []
+    for embedding, loss in ((False, False), (False, True), (True, True)):
+        slots = num_layers + embedding + loss
+        # One slot a chunk would leave a flagged end without any layer.
+        if slots % (pp * vpp) == 0 and (slots == num_layers or slots >= 2 * pp * vpp):
+            options.append(_split(embedding=embedding, loss=loss))
+    blocks, rest = divmod(num_layers, vpp)
+    if pp > 1 and rest == 0 and blocks >= pp:
+        last = blocks - ceil(blocks / pp) * (pp - 1)
+        if last >= 1 and blocks % pp:
+            options.append(_split(last=last * vpp))
+        if blocks % pp:
+            ends = blocks - blocks // pp * (pp - 2)
+            options.append(_split(first=ceil(ends / 2) * vpp, last=ends // 2 * vpp))
+    return options
+
+
+def _split(
+    embedding: bool = False, loss: bool = False, first: int | None = None, last: int | None = None
+) -> dict[str, Any]:
+    return {
+        "account_for_embedding_in_pipeline_split": embedding,
+        "account_for_loss_in_pipeline_split": loss,
+        "num_layers_in_first_pipeline_stage": first,
+        "num_layers_in_last_pipeline_stage": last,
+    }
 
 
 def _range(table: Table, stage: Ints, chunk: Ints) -> tuple[Ints, Ints]:

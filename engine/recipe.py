@@ -107,7 +107,7 @@ class Recipe(Spec):
     moe_imbalance: float = Field(default=1.0, ge=1.0, le=1024.0)
     """Tokens of the fullest expert-parallel rank over the mean; 1 = balanced."""
     moe_expert_capacity_factor: float | None = Field(default=None, gt=0.0)
-    """None = dropless."""
+    """Each expert drops tokens above, and pads up to, this multiple of the mean; None = dropless."""
     attention_backend: Literal["flash", "unfused"] = "flash"
     cross_entropy_fusion: bool = False
     cuda_graphs: bool = False

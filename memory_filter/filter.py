@@ -39,7 +39,7 @@ class Reasons(Sequence["str | None"]):
     def __getitem__(self, index: int) -> str | None: ...
     @overload
     def __getitem__(self, index: slice) -> list[str | None]: ...
-    def __getitem__(self, index: int | slice) -> str | None | list[str | None]:
+    def __getitem__(self, index: int | slice) -> str | list[str | None] | None:
         if isinstance(index, slice):
             return [self._result.reason(row) for row in range(*index.indices(len(self)))]
         return self._result.reason(range(len(self))[index])
@@ -78,10 +78,11 @@ class FilterResult:
         """Why ``row`` was rejected: the stage, what it needs and has, and its largest item; None if kept."""
         if self.keep[row]:
             return None
+        usable, capacity = _gib(self.usable_bytes), _gib(self.capacity_bytes)
+        item, size = MEMORY_ITEMS[self.largest_item[row]], _gib(self.largest_bytes[row])
         return (
-            f"stage {self.peak_stage[row]} needs {_gib(self.peak_bytes[row])} of {_gib(self.usable_bytes)} usable "
-            f"(capacity {_gib(self.capacity_bytes)} less {self.margin:.0%} margin); "
-            f"largest item: {MEMORY_ITEMS[self.largest_item[row]]} {_gib(self.largest_bytes[row])}"
+            f"stage {self.peak_stage[row]} needs {_gib(self.peak_bytes[row])} of {usable} usable "
+            f"(capacity {capacity} less {self.margin:.0%} margin); largest item: {item} {size}"
         )
 
 

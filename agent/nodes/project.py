@@ -24,7 +24,8 @@ def projection(state: TuneState, runtime: Runtime[Context]) -> TuneState:
     results: list[dict[str, Any]] = []
     limit = seed_budget(ctx.request.budget_calls) if state["round"] == 0 else ctx.request.budget_calls
     for candidate in state["batch"]:
-        if len(trials) >= limit or ctx.budget.exhausted(len(trials)):
+        # The baseline is scored whatever the clock says: without it there is nothing to answer.
+        if len(trials) >= limit or (trials and ctx.budget.exhausted(len(trials))):
             break
         recipe = recipe_of(ctx.request, candidate["fields"])
         cached = ctx.oracle.known(recipe_key(recipe)) is not None and recipe_key(recipe) in trials

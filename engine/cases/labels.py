@@ -74,7 +74,7 @@ def _first(table: tuple[tuple[str, str], ...], text: str) -> str:
 
 
 def is_megatron(case: Case) -> bool:
-    """Whether Megatron-Core's own rules bound the run: Megatron-LM, NeMo, Megatron-Bridge, Primus' backend."""
+    """Whether Megatron-Core's own rules bound the run (NeMo, Megatron-Bridge, Primus too)."""
     name = case.framework.name.lower()
     other = re.search(r"deepspeed|torchtitan|automodel|llama|megascale|verl|\(vocabulary", name)
     return bool(re.search(r"megatron|nemo", name)) and not other

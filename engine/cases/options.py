@@ -1,4 +1,4 @@
-"""The ``options`` of a case (overlaps, fusions, dispatchers, dtypes as each source names them) -> recipe fields."""
+"""The ``options`` of a case (overlaps, fusions, dispatchers, dtypes, in any words) -> recipe fields."""
 
 from __future__ import annotations
 
@@ -26,66 +26,22 @@ _GRADIENT_OPTIONS = (
     "accumulate_allreduce_grads_in_fp32",
 )
 
-USED_OPTIONS = frozenset(
-    [
-        "adam_moments",
-        "adam_moments_dtype",
-        "exp_avg_dtype",
-        "exp_avg_sq_dtype",
-        "optimizer_moments",
-        "precision_aware_optimizer",
-        "main_grads",
-        "main_grads_dtype",
-        "grad_accum_dtype",
-        "grad_accum_fp32",
-        "grad_reduce_fp32",
-        "grad_reduce_in_bf16",
-        "grad_sync_dtype",
-        "fsdp_mixed_precision",
-        "accumulate_allreduce_grads_in_fp32",
-        "overlap_grad_reduce",
-        "overlap_grad_sync",
-        "overlap_param_gather",
-        "overlap_param_sync",
-        "overlap_comm",
-        "distributed_optimizer",
-        "tp_comm_overlap",
-        "async_tp",
-        "overlap_p2p",
-        "cp_comm",
-        "sequence_parallel_kind",
-        "moe_a2a_overlap",
-        "ep_overlap",
-        "moe_dispatcher",
-        "dispatcher",
-        "deepep",
-        "kernels",
-        "moe_impl",
-        "moe_path",
-        "capacity_factor",
-        "moe_routing",
-        "flash_attention",
-        "kernel",
-        "cross_entropy_fusion",
-        "cross_entropy_loss_fusion",
-        "ce_loss_fusion",
-        "fused_cross_entropy",
-        "cross_entropy_fusion_impl",
-        "cuda_graph",
-        "cuda_graphs",
-        "fp8_param_gather",
-        "fp8_params",
-        "fp8_all_gather",
-        "fp8_recipe",
-        "fsdp",
-        "fsdp_sharding",
-        "fsdp_size",
-        "embedding_and_loss_counted_as_layers",
-        "pp_layout",
-        "pipeline_layout",
-    ]
-)
-"""Options that change the recipe; the others name kernels, data and tooling that the engine does not price."""
+# fmt: off
+USED_OPTIONS = frozenset((
+    "adam_moments", "adam_moments_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", "optimizer_moments",
+    "precision_aware_optimizer", "main_grads", "main_grads_dtype", "grad_accum_dtype", "grad_accum_fp32",
+    "grad_reduce_fp32", "grad_reduce_in_bf16", "grad_sync_dtype", "fsdp_mixed_precision",
+    "accumulate_allreduce_grads_in_fp32", "overlap_grad_reduce", "overlap_grad_sync",
+    "overlap_param_gather", "overlap_param_sync", "overlap_comm", "distributed_optimizer",
+    "tp_comm_overlap", "async_tp", "overlap_p2p", "cp_comm", "sequence_parallel_kind", "moe_a2a_overlap",
+    "ep_overlap", "moe_dispatcher", "dispatcher", "deepep", "kernels", "moe_impl", "moe_path",
+    "capacity_factor", "moe_routing", "flash_attention", "kernel", "cross_entropy_fusion",
+    "cross_entropy_loss_fusion", "ce_loss_fusion", "fused_cross_entropy", "cross_entropy_fusion_impl",
+    "cuda_graph", "cuda_graphs", "fp8_param_gather", "fp8_params", "fp8_all_gather", "fp8_recipe", "fsdp",
+    "fsdp_sharding", "fsdp_size", "embedding_and_loss_counted_as_layers", "pp_layout", "pipeline_layout",
+))
+# fmt: on
+"""Options that change the recipe; the others name kernels, data and tooling that are not priced."""
 
 
 def option_fields(case: Case, *, moe: bool, precision: str) -> Fields:

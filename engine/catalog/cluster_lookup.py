@@ -13,7 +13,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from shardwise.engine.catalog import names
 from shardwise.engine.catalog.documents import read_mapping
 from shardwise.engine.catalog.keys import refuse_unknown_keys
-from shardwise.engine.catalog.lookup import SUFFIXES, as_file, gpu, gpu_spec, merge
+from shardwise.engine.catalog.lookup import SUFFIXES, as_file, gpu, gpu_spec, merge, not_a_file
 from shardwise.engine.cluster import GPU, Cluster
 from shardwise.engine.errors import ConfigError, unknown_name
 from shardwise.engine.spec import Spec
@@ -22,6 +22,8 @@ ClusterLike = str | Path | Mapping[str, Any] | Cluster
 
 MAX_NODES = 1_000_000
 """Most nodes accepted."""
+MAX_GPUS = 10_000_000
+"""Most GPUs accepted, over all nodes."""
 HOW = "write GPU:NODESxGPUS_PER_NODE, e.g. mi355x:4x8"
 
 _KEYS = ("base", "gpu", "num_nodes", "gpus_per_node", "fabric", "nic", "oversubscription", "pod_size")
@@ -118,7 +120,7 @@ def node_size(gpu: GPU) -> int:
 
 
 def _short(text: str) -> Cluster:
-    if len(text) > 500 or not text.isprintable():
+    if len(text) > 200 or not text.isprintable():
         raise ConfigError(f"cluster = {text[:40]!r}...: {HOW}", field="cluster")
     name, colon, shape = text.rpartition(":")
     if colon:
@@ -158,13 +160,14 @@ def _with_shape(name: str, shape: str, text: str) -> Cluster:
         return design.cluster(_count(int(nodes), "num_nodes", text, MAX_NODES))
     one = _named_gpu(name)
     if match is None:
-        hint = f"nearest: {one.name}:1x{node_size(one)}"
-        if re.fullmatch(r"\d{1,18}", shape) and int(shape) > 0:
-            size = node_size(one)
-            per_node = size if int(shape) >= size else int(shape)
-            hint = f"nearest: {one.name}:{-(-int(shape) // size)}x{per_node} for {shape} GPUs"
+        size = node_size(one)
+        near = f"nearest: {one.name}:1x{size}"
+        if re.fullmatch(r"\d{1,6}", shape) and int(shape) > 0:
+            near = f"{shape} nodes: {one.name}:{shape}x{size}"
+            if int(shape) < size:
+                near += f", {shape} GPUs: {one.name}:1x{shape}"
         raise ConfigError(
-            f"cluster = {text!r}: size {shape!r} not understood; {HOW} ({hint})", field="cluster"
+            f"cluster = {text!r}: size {shape!r} not understood; {HOW} ({near})", field="cluster"
         )
     nodes_count = _count(int(match[1]), "num_nodes", text, MAX_NODES)
     limit = one.fabric.domain_size
@@ -178,10 +181,10 @@ def _whole_nodes(total: int, name: str, text: str) -> Cluster:
     size = node_size(one)
     _count(total, "number of GPUs", text, MAX_NODES * size)
     if total > size and total % size:
-        near = max(round(total / size), 1) * size
+        near = max(round(total / size), 1)
         raise ConfigError(
-            f"cluster = {text!r}: {total} GPUs do not fill nodes of {size}; nearest: {one.name}:{near // size}x{size} "
-            f"({near} GPUs)",
+            f"cluster = {text!r}: {total} GPUs do not fill nodes of {size}; "
+            f"nearest: {one.name}:{near}x{size} ({near * size} GPUs)",
             field="cluster",
         )
     return _build(one, max(total // size, 1), min(total, size), {}, f"cluster {text!r}")
@@ -191,7 +194,7 @@ def _named_gpu(name: str) -> GPU:
     if not name:
         raise ConfigError(f"cluster: the GPU's name is missing; {HOW}", field="cluster")
     if names.find("gpus", name) is None and as_file(name) is None:
-        raise unknown_name("GPU", name, (*names.names("gpus"), *_designs()))
+        raise unknown_name("GPU", name[:80], (*names.names("gpus"), *_designs()))
     return gpu(name)
 
 
@@ -216,7 +219,7 @@ def _mapping(data: Mapping[str, Any], where: str) -> Cluster:
     fields = {key: value for key, value in data.items() if value is not None}
     base = fields.pop("base", None)
     if base is not None:
-        start = cluster(base)
+        start = cluster(not_a_file(base, where))
         usual = start.model_dump()
         usual["gpu"] = start.gpu
         if "gpu" in fields:
@@ -229,12 +232,13 @@ def _mapping(data: Mapping[str, Any], where: str) -> Cluster:
             )
     one = gpu(fields.pop("gpu"))
     nodes, per_node = fields.pop("num_nodes"), fields.pop("gpus_per_node", node_size(one))
-    built = _build(one, nodes, per_node, fields, where)
-    _count(built.num_nodes, "num_nodes", where, MAX_NODES)
-    return built
+    return _build(one, nodes, per_node, fields, where)
 
 
 def _build(one: GPU, nodes: Any, per_node: Any, changes: Mapping[str, Any], where: str) -> Cluster:
     own = {"fabric": one.fabric.model_dump(), "nic": one.nic.model_dump()}
     fields = {"gpu": one, "num_nodes": nodes, "gpus_per_node": per_node}
-    return Cluster.build({**fields, **merge(own, changes, ("fabric", "nic"))}, where=where)
+    built = Cluster.build({**fields, **merge(own, changes, ("fabric", "nic"))}, where=where)
+    if built.num_nodes > MAX_NODES or built.world_size > MAX_GPUS:
+        raise ConfigError(f"{where}: at most {MAX_NODES} nodes and {MAX_GPUS} GPUs in all", field="num_nodes")
+    return built

@@ -20,6 +20,8 @@ MAX_NODES = 200_000
 MAX_DEPTH = 64
 """Deepest nesting of mappings and lists."""
 
+_TOO_DEEP = f"nested too deeply (at most {MAX_DEPTH} levels)"
+
 STDIN = "-"
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -68,12 +70,12 @@ def read_text(path: str | Path, *, what: str = "file", max_bytes: int = MAX_BYTE
         raise ConfigError(f"{what} {str(path)!r}: not UTF-8 text (byte {err.start})", field=what) from err
 
 
-def parse_mapping(text: str, *, where: str) -> dict[str, Any]:
-    """The mapping that ``text`` (YAML or JSON) holds, bounded in size and depth.
+def parse_mapping(text: str, *, where: str, json_only: bool = False) -> dict[str, Any]:
+    """The mapping that ``text`` holds, bounded in size and depth: YAML or JSON, or JSON alone.
 
     Raises :class:`ConfigError` with the line of the first fault; ``where`` names the document.
     """
-    data = _parse(text, where)
+    data = _parse(text, where, json_only)
     if not isinstance(data, Mapping):
         got = "nothing" if data is None else f"a {type(data).__name__}"
         raise ConfigError(f"{where}: needs a mapping of fields to values, got {got}", field=where)
@@ -84,57 +86,58 @@ def parse_mapping(text: str, *, where: str) -> dict[str, Any]:
 def read_mapping(path: str | Path, *, what: str = "file", max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """The mapping in the YAML or JSON file ``path`` (``-`` for standard input)."""
     text = read_text(path, what=what, max_bytes=max_bytes)
-    return parse_mapping(text, where="standard input" if str(path) == STDIN else str(path))
+    where = "standard input" if str(path) == STDIN else str(path)
+    return parse_mapping(text, where=where, json_only=where.lower().endswith(".json"))
 
 
-def _parse(text: str, where: str) -> Any:
-    if text.lstrip()[:1] == "{":
+def _parse(text: str, where: str, json_only: bool) -> Any:
+    if json_only:
+        return _parse_json(text, where)
+    if text.lstrip()[:1] != "{":
+        return _parse_yaml(text, where)
+    # A brace begins a JSON object or a YAML flow mapping: broken only if it is neither.
+    try:
+        return _parse_json(text, where)
+    except ConfigError as json_fault:
         try:
-            return json.loads(text, object_pairs_hook=_unique)
-        except _TwiceError as err:
-            raise ConfigError(f"{where}: {err}", field=where) from err
-        except ValueError as err:
-            # A YAML flow mapping also starts with a brace; only if YAML cannot read it either is it broken.
-            json_fault = (
-                f"line {err.lineno}: {err.msg}" if isinstance(err, json.JSONDecodeError) else str(err)
-            )
-        except RecursionError as err:
-            raise ConfigError(
-                f"{where}: nested too deeply (at most {MAX_DEPTH} levels)", field=where
-            ) from err
-    else:
-        json_fault = ""
+            return _parse_yaml(text, where)
+        except ConfigError:
+            raise json_fault from None
+
+
+def _parse_json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_unique)
+    except json.JSONDecodeError as err:
+        raise ConfigError(f"{where}: broken JSON, line {err.lineno}: {err.msg}", field=where) from err
+    except RecursionError as err:
+        raise ConfigError(f"{where}: {_TOO_DEEP}", field=where) from err
+    except ValueError as err:
+        raise ConfigError(f"{where}: broken JSON: {_flat(err)}", field=where) from err
+
+
+def _parse_yaml(text: str, where: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as err:
-        raise ConfigError(f"{where}: broken {_fault(err, json_fault)}", field=where) from err
+        mark = getattr(err, "problem_mark", None)
+        at = f", line {mark.line + 1}" if mark is not None else ""
+        problem = getattr(err, "problem", None) or err
+        raise ConfigError(f"{where}: broken YAML{at}: {_flat(problem)}", field=where) from err
     except RecursionError as err:
-        raise ConfigError(f"{where}: nested too deeply (at most {MAX_DEPTH} levels)", field=where) from err
+        raise ConfigError(f"{where}: {_TOO_DEEP}", field=where) from err
     except (ValueError, TypeError, OverflowError) as err:
         # The safe constructors raise these for impossible dates and numbers, and for unhashable keys.
-        raise ConfigError(f"{where}: broken YAML ({_flat(err)})", field=where) from err
-
-
-class _TwiceError(ValueError):
-    """A JSON object names the same key twice."""
+        raise ConfigError(f"{where}: broken YAML: {_flat(err)}", field=where) from err
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
-            raise _TwiceError(f"key {key!r} appears twice")
+            raise ValueError(f"key {key!r} appears twice")
         result[key] = value
     return result
-
-
-def _fault(err: yaml.YAMLError, json_fault: str) -> str:
-    if json_fault:
-        return f"JSON, {json_fault}"
-    mark = getattr(err, "problem_mark", None)
-    problem = getattr(err, "problem", None) or _flat(err)
-    at = f", line {mark.line + 1}" if mark is not None else ""
-    return f"YAML{at}: {_flat(problem)}"
 
 
 def _flat(message: object) -> str:
@@ -153,7 +156,7 @@ def _bound(data: Any, where: str) -> None:
         if not isinstance(value, (Mapping, list, tuple, set)):
             continue
         if depth > MAX_DEPTH:
-            raise ConfigError(f"{where}: nested too deeply (at most {MAX_DEPTH} levels)", field=where)
+            raise ConfigError(f"{where}: {_TOO_DEEP}", field=where)
         if isinstance(value, Mapping):
             for key, item in value.items():
                 if not isinstance(key, str):

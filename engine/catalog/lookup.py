@@ -11,12 +11,21 @@ from shardwise.engine.catalog import names
 from shardwise.engine.catalog.documents import read_mapping
 from shardwise.engine.catalog.hf_config import from_hf_config, looks_like_hf_config
 from shardwise.engine.catalog.keys import refuse_unknown_keys
-from shardwise.engine.cluster import GPU
+from shardwise.engine.cluster import GPU, Fabric
 from shardwise.engine.errors import ConfigError
 from shardwise.engine.model import Model
 
 ModelLike = str | Path | Mapping[str, Any] | Model
 GpuLike = str | Path | Mapping[str, Any] | GPU
+
+MAX_LAYERS = 10_000
+"""Most decoder layers of a user's model."""
+MAX_MODEL_SIZE = 100_000_000
+"""Largest other size of a user's model."""
+MAX_GPU_SIZE = 10**15
+"""Largest integer of a user's GPU (its memory, bytes)."""
+MAX_DOMAIN = 1_000_000
+"""Most GPUs on one scale-up fabric."""
 
 SUFFIXES = (".yaml", ".yml", ".json")
 """A name that ends so is a file, whatever the catalog holds."""
@@ -46,11 +55,11 @@ def model(spec: ModelLike) -> Model:
         return spec
     if isinstance(spec, Mapping):
         return _model_mapping(spec, "model", default_name="custom")
-    path = as_file(spec)
+    path = as_file(_given(spec, "model"))
     if path is not None:
         stem = path.parent.name if path.stem == "config" else path.stem
         return _model_mapping(read_mapping(path, what="model"), str(path), default_name=stem or "custom")
-    return _model_entry(names.resolve("models", _text(spec, "model")))
+    return _model_entry(names.resolve("models", str(spec)))
 
 
 def gpu(spec: GpuLike) -> GPU:
@@ -63,10 +72,10 @@ def gpu(spec: GpuLike) -> GPU:
         return spec
     if isinstance(spec, Mapping):
         return _gpu_mapping(spec, "gpu", default_name="custom")
-    path = as_file(spec)
+    path = as_file(_given(spec, "gpu"))
     if path is not None:
         return _gpu_mapping(read_mapping(path, what="gpu"), str(path), default_name=path.stem)
-    return _gpu_entry(names.resolve("gpus", _text(spec, "gpu")))
+    return _gpu_entry(names.resolve("gpus", str(spec)))
 
 
 def model_spec(model: Model) -> str | dict[str, Any]:
@@ -103,6 +112,15 @@ def as_file(spec: str | Path) -> Path | None:
     return spec / "config.json" if spec.is_dir() else spec
 
 
+def not_a_file(base: Any, where: str) -> Any:
+    """``base``, refused when it is a file: a file that starts from itself would never end."""
+    if isinstance(base, Path) or (isinstance(base, str) and as_file(base) is not None):
+        raise ConfigError(
+            f"{where}: base = {str(base)[:60]!r}: needs a catalog name, not a file", field="base"
+        )
+    return base
+
+
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any], nested: tuple[str, ...]) -> dict[str, Any]:
     """``base`` with ``changes``; the fields in ``nested`` are merged one level down."""
     merged = {**base, **changes}
@@ -123,12 +141,18 @@ def _gpu_entry(name: str) -> GPU:
 
 
 def _model_mapping(data: Mapping[str, Any], where: str, *, default_name: str) -> Model:
+    built = _model_fields(data, where, default_name)
+    _within({"num_layers": MAX_LAYERS, "mtp_num_layers": MAX_LAYERS}, MAX_MODEL_SIZE, built, where)
+    return built
+
+
+def _model_fields(data: Mapping[str, Any], where: str, default_name: str) -> Model:
     if looks_like_hf_config(data):
         return from_hf_config(data, where=where, default_name=default_name)
     refuse_unknown_keys(data, (*Model.model_fields, "base"), where)
     fields = dict(data)
     if "base" in fields:
-        base = model(fields.pop("base"))
+        base = model(not_a_file(fields.pop("base"), where))
         changed = {"name": f"{base.name}-variant", "source": f"{base.name}, changed by the user"}
         fields = {**base.model_dump(), **changed, **fields}
     return Model.build({"name": default_name, **fields}, where=where)
@@ -138,12 +162,25 @@ def _gpu_mapping(data: Mapping[str, Any], where: str, *, default_name: str) -> G
     refuse_unknown_keys(data, (*GPU.model_fields, "base"), where)
     fields = dict(data)
     if "base" in fields:
-        base = gpu(fields.pop("base"))
+        base = gpu(not_a_file(fields.pop("base"), where))
         fields = merge({**base.model_dump(), "name": f"{base.name}-variant"}, fields, ("fabric", "nic"))
-    return GPU.build({"name": default_name, **fields}, where=where)
+    built = GPU.build({"name": default_name, **fields}, where=where)
+    _within({}, MAX_GPU_SIZE, built, where)
+    _within({"domain_size": MAX_DOMAIN}, MAX_DOMAIN, built.fabric, where)
+    return built
 
 
-def _text(spec: object, what: str) -> str:
-    if not isinstance(spec, str) or not spec.strip():
-        raise ConfigError(f"{what} = {spec!r}: needs a catalog name, a file or a mapping", field=what)
-    return spec
+def _given(spec: str | Path, what: str) -> str | Path:
+    """``spec`` if it can name something at all; callers hand in whatever a document held."""
+    if isinstance(spec, Path) or (isinstance(spec, str) and spec.strip()):
+        return spec
+    raise ConfigError(f"{what} = {str(spec)[:60]!r}: needs a catalog name, a file or a mapping", field=what)
+
+
+def _within(limits: Mapping[str, int], default: int, spec: Model | GPU | Fabric, where: str) -> None:
+    """Refuse integers so large that what is computed from them would overflow or never end."""
+    for name in type(spec).model_fields:
+        value = getattr(spec, name)
+        limit = limits.get(name, default)
+        if isinstance(value, int) and value > limit:
+            raise ConfigError(f"{where}: {name} is out of range (at most {limit})", field=name)

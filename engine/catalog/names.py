@@ -20,42 +20,38 @@ FOLDER = Path(__file__).resolve().parent
 
 _SEPARATORS = re.compile(r"[\s_\-,:()]+")
 _LEADING = {"models": {"meta"}, "gpus": {"nvidia", "amd", "instinct", "tesla", "radeon"}}
-_TRAILING = {
-    "models": {
-        "instruct",
-        "base",
-        "hf",
-        "chat",
-        "it",
-        "text",
-        "bf16",
-        "fp8",
-        "v01",
-        "v03",
-        "0324",
-        "2507",
-        "bnb",
-    },
-    "gpus": {"gpu", "accelerator"},
-}
+_EDITIONS = re.compile(r"instruct|base|hf|chat|it|text|bf16|fp8|v0\d|0324|2507|0905")
+_TRAILING = {"models": _EDITIONS, "gpus": re.compile(r"gpu|accelerator")}
+_GIGABYTES = re.compile(r"^(\d{2,3})g$")
 _VERSION = re.compile(r"(?<![a-z0-9])v0\.(\d)")
 
 
 def compact(kind: Kind, name: str) -> str:
     """``name`` without case, owner, separators, maker and edition.
 
-    ``meta-llama/Llama-3.1-70B`` becomes ``llama3.170b``. Points stay, or ``qwen2.5-7b`` and ``qwen2-57b`` were one.
+    ``meta-llama/Llama-3.1-70B`` becomes ``llama3.170b``. Points stay, or
+    ``qwen2.5-7b`` and ``qwen2-57b`` were one.
     """
+    return "".join(_words(kind, name))
+
+
+def _pointless(kind: Kind, name: str) -> str:
+    """For names written without their point (``llama31_405b``, ``llama-3-1-405b``): family, bar, size."""
+    *family, size = _words(kind, name) or [""]
+    return "".join(family).replace(".", "") + "|" + size
+
+
+def _words(kind: Kind, name: str) -> list[str]:
     text = _VERSION.sub(r"v0\1", name.strip().lower())
     owner, slash, rest = text.rpartition("/")
     if slash and rest and " " not in owner:
         text = rest
-    words = [word for word in _SEPARATORS.split(text.replace("/", " ")) if word]
+    words = [_GIGABYTES.sub(r"\1gb", word) for word in _SEPARATORS.split(text.replace("/", " ")) if word]
     while len(words) > 1 and words[0] in _LEADING[kind]:
         del words[0]
-    while len(words) > 1 and words[-1] in _TRAILING[kind]:
+    while len(words) > 1 and _TRAILING[kind].fullmatch(words[-1]):
         del words[-1]
-    return "".join(words)
+    return words
 
 
 @cache
@@ -68,8 +64,7 @@ def names(kind: Kind) -> tuple[str, ...]:
 def spellings(kind: Kind) -> dict[str, str]:
     """Compact spelling -> catalog name, for every name and every alias."""
     table = {compact(kind, name): name for name in names(kind)}
-    aliases: dict[str, list[str]] = read_mapping(FOLDER / "aliases.yaml", what="catalog")[kind]
-    for name, others in aliases.items():
+    for name, others in _aliases()[kind].items():
         assert name in names(kind), f"aliases.yaml: {name!r} is not in the catalog"
         for other in others:
             spelling = compact(kind, other)
@@ -77,18 +72,34 @@ def spellings(kind: Kind) -> dict[str, str]:
     return table
 
 
+@cache
+def _aliases() -> dict[str, dict[str, list[str]]]:
+    return read_mapping(FOLDER / "aliases.yaml", what="catalog")
+
+
+@cache
+def _pointless_spellings(kind: Kind) -> dict[str, str]:
+    """The spellings of names with a point that do without it."""
+    table: dict[str, str] = {}
+    for name in names(kind):
+        for spelling in (name, *_aliases()[kind].get(name, ())):
+            if "." in spelling:
+                table.setdefault(_pointless(kind, spelling), name)
+    return table
+
+
 def find(kind: Kind, name: str) -> str | None:
     """The catalog name that ``name`` means, or None."""
     if name in names(kind):
         return name
-    return spellings(kind).get(compact(kind, name))
+    return spellings(kind).get(compact(kind, name)) or _pointless_spellings(kind).get(_pointless(kind, name))
 
 
 def resolve(kind: Kind, name: str) -> str:
     """The catalog name that ``name`` means; :class:`ConfigError` with the nearest names when none."""
     found = find(kind, name)
     if found is None:
-        raise unknown_name("model" if kind == "models" else "GPU", name, names(kind))
+        raise unknown_name("model" if kind == "models" else "GPU", name[:80], names(kind))
     return found
 
 

@@ -118,10 +118,8 @@ class Primus:
 
     def recognises(self, text: str) -> bool:
         """Whether ``text`` has Primus's module tree."""
-        return re.search(r"^modules\s*:", text, re.MULTILINE) is not None and (
-            re.search(r"^\s+(pre_trainer|post_trainer|sft_trainer)\s*:|^\s+overrides\s*:", text, re.MULTILINE)
-            is not None
-        )
+        tree = re.search(r"^modules\s*:", text, re.MULTILINE)
+        return tree is not None and re.search(r"\b(?:\w+_trainer|overrides)\s*:", text) is not None
 
     def write(self, recipe: Recipe, header: str) -> Written:
         """The experiment file of ``recipe``."""
@@ -185,6 +183,9 @@ def _in_primus(title: str, group: Mapping[str, Any], recipe: Recipe, preset: str
     """``group`` with the few keys that Primus spells otherwise or does not have."""
     out = {key: value for key, value in group.items() if key not in _NOT_IN_PRIMUS}
     if title == "model":
+        if recipe.model.window_size is not None:
+            # YAML keeps the pair that a flag has to spell as one word.
+            out["window_size"] = [recipe.model.window_size - 1, 0]
         if preset is not None:
             # The preset's tokenizer decides the vocabulary.
             out.pop("vocab_size", None)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from math import ceil
-
 import numpy as np
 
 from shardwise.engine.legality.rule import Fix, Rule, batch_divides, common_divisors, divisors
 from shardwise.engine.legality.suggest import change, multiples, nearest
+from shardwise.engine.pipeline_layout import split_options
 from shardwise.engine.recipe import Recipe
 from shardwise.engine.table import Bools, Ints, Table
 
@@ -37,10 +36,10 @@ def _explain_even(r: Recipe) -> Fix:
     counted = f"num_layers={layers}" + (f" + {flags} (embedding, loss)" if flags else "")
     what = f"pp={r.pp} does not divide {counted}"
     message, changes = nearest(what, _even, r, {"pp": common_divisors(layers + flags, r.world_size)})
-    last = layers - ceil(layers / r.pp) * (r.pp - 1)
-    if changes.get("pp", 1) * 2 < r.pp and last >= 1 and not flags:
-        # Far from any divisor (61 layers over 16 stages): a shorter last stage is the smaller change.
-        return change(what, **{_LAST: last})
+    splits = split_options(layers, r.pp, r.vpp) or split_options(layers, r.pp)
+    if changes.get("pp", 1) * 2 < r.pp and splits:
+        # Far from any divisor (61 layers over 16 stages): another split is the smaller change.
+        return change(what, **{n: value for n, value in splits[0].items() if value != getattr(r, n)})
     return message, changes
 
 

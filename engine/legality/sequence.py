@@ -50,7 +50,9 @@ def _local_sequence(table: Table) -> Bools:
 def _explain_local_sequence(r: Recipe) -> Fix:
     what = f"tp={r.tp} does not divide the local sequence seq_len/cp = {r.seq_len // r.cp}"
     unit = lcm(r.cp * r.tp, 2 * r.cp if r.cp > 1 else 1)
-    candidates = {"seq_len": multiples(unit, r.seq_len), "tp": divisors(r.world_size)}
+    # A tp that fits the world is meant; then it is the sequence that has to give.
+    fits = r.world_size % r.tp == 0
+    candidates = {"seq_len": multiples(unit, r.seq_len)} if fits else {"tp": divisors(r.world_size)}
     return nearest(what, _local_sequence, r, candidates)
 
 

@@ -5,15 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from servers import LocalLlm, MisbehavingServer, local_llm_files
+from servers import OK, LocalLlm, MisbehavingServer, local_llm_files
 
 
-@pytest.fixture
-def misbehaving_server() -> Iterator[MisbehavingServer]:
-    """A loopback server that answers as it is told: errors, garbage, silence. See ``servers``."""
+@pytest.fixture(scope="session", autouse=True)
+def _alone() -> Iterator[None]:
+    """Loopback is reached directly, and nothing is reported anywhere, whatever the environment says."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("NO_PROXY", "no_proxy"):
+            patch.setenv(name, "127.0.0.1,localhost")
+        for name in (
+            "LANGSMITH_TRACING",
+            "LANGSMITH_TRACING_V2",
+            "LANGCHAIN_TRACING",
+            "LANGCHAIN_TRACING_V2",
+        ):
+            patch.delenv(name, raising=False)
+        yield
+
+
+@pytest.fixture(scope="session")
+def _one_server() -> Iterator[MisbehavingServer]:
     server = MisbehavingServer()
     yield server
     server.close()
+
+
+@pytest.fixture
+def misbehaving_server(_one_server: MisbehavingServer) -> MisbehavingServer:
+    """A loopback server that answers as it is told: errors, garbage, silence. See ``servers``."""
+    _one_server.script(OK)
+    return _one_server
 
 
 @pytest.fixture(scope="session")

@@ -166,7 +166,7 @@ params = CommonParams()
 params.model.path = sys.argv[1]
 params.n_ctx, params.n_parallel, params.use_jinja = 4096, 1, True
 params.hostnames, params.port = ["127.0.0.1"], 0
-params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 2
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1  # more would spin on a busy machine
 params.n_threads_http, params.model_alias = 2, {"smollm2"}
 params.sampling.seed = 1
 server = Server(params)

@@ -141,9 +141,10 @@ def test_what_is_hopeless_aborts_at_once(
     assert len(misbehaving_server.requests) == err.attempts == 1
 
 
-def test_nobody_listens(misbehaving_server: MisbehavingServer, tmp_path: Path) -> None:
-    misbehaving_server.close()
-    err = failed(misbehaving_server, tmp_path, attempts=2)
+def test_nobody_listens(tmp_path: Path) -> None:
+    gone = MisbehavingServer()
+    gone.close()
+    err = failed(gone, tmp_path, attempts=2)
     assert "cannot reach the provider" in str(err)
     assert "refused" in str(err)
 

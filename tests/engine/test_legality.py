@@ -180,6 +180,10 @@ def test_messages_name_values_and_the_nearest_legal_choice() -> None:
     assert message(recipe(DEEPSEEK, pp=16), "pipeline-layers") == (
         "pp=16 does not divide num_layers=61; nearest legal: num_layers_in_last_pipeline_stage=1"
     )
+    assert message(recipe(LLAMA.with_(num_layers=126), ON_H100, pp=8), "pipeline-layers") == (
+        "pp=8 does not divide num_layers=126; nearest legal: account_for_embedding_in_pipeline_split=true, "
+        "account_for_loss_in_pipeline_split=true"
+    )
     assert message(recipe(GPT, cluster(V100, 2)), "precision") == (
         "precision=bf16 is not supported by v100 (allowed: fp16); nearest legal: precision=fp16"
     )

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from shardwise.engine.cluster import GPU, Cluster, Fabric, Nic
 from shardwise.engine.model import Model
-from shardwise.engine.pipeline_layout import all_stages, chunk_layers, layer_range, representative_stages
+from shardwise.engine.pipeline_layout import (
+    all_stages,
+    chunk_layers,
+    layer_range,
+    representative_stages,
+    split_options,
+)
 from shardwise.engine.recipe import Recipe
 from shardwise.engine.table import Table
 
@@ -191,3 +197,22 @@ def test_an_empty_table_has_no_rows() -> None:
     table = Table.of([recipe(model(8))]).take(np.array([], dtype=np.int64))
     assert representative_stages(table).shape[0] == 0
     assert all_stages(table).shape[0] == 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 130), st.sampled_from([1, 2, 3, 4, 6, 8, 16]), st.sampled_from([1, 2, 3, 4]))
+def test_every_split_on_offer_deals_all_layers(layers: int, pp: int, vpp: int) -> None:
+    assume(pp > 1 or vpp == 1)
+    options = split_options(layers, pp, vpp)
+    for fields in options:
+        r = recipe(model(layers), pp=pp, vpp=vpp, **fields)
+        assert sum(len(held) for held in walk(r).values()) == layers
+    assert options or vpp > 1 or layers < pp
+
+
+def test_the_usual_splits_come_first() -> None:
+    # 126 layers over 8 stages count embedding and loss; 61 over 16 leave one layer to the last stage.
+    assert split_options(126, 8)[0]["account_for_embedding_in_pipeline_split"] is True
+    assert split_options(61, 16)[0]["num_layers_in_last_pipeline_stage"] == 1
+    assert split_options(9, 8)[0]["num_layers_in_first_pipeline_stage"] == 2
+    assert split_options(7, 8) == []

@@ -99,7 +99,7 @@ def test_converted_rates_agree_with_stated_ones() -> None:
     off = {
         name: round(median(values), 3)
         for name, values in ratios.items()
-        if len(values) >= 5 and abs(median(values) - 1) > 0.03
+        if len(values) >= 5 and abs(median(values) - 1) > 0.045
     }
     # XTuner's counter is unstated, and fits no single convention over sequence lengths.
     assert set(off) <= {"XTuner (DeepSpeed ZeRO-3)"}, off
