@@ -9,6 +9,7 @@ from typing import Any
 
 from shardwise.engine import catalog
 from shardwise.engine.cases.architecture import case_model
+from shardwise.engine.cases.networks import nic_bytes_per_s
 from shardwise.engine.cases.options import option_fields
 from shardwise.engine.cases.pipeline import split_fields
 from shardwise.engine.cases.reading import Case
@@ -80,6 +81,8 @@ def _recipe(case: Case, assumptions: list[str]) -> Recipe:
         ),
     }
     dp = max(world // (tp * pp * cp), 1)
+    if ep > 1 and parallel.dp is not None and parallel.dp * ep == dp:
+        raise CannotScoreError("expert parallel ranks that share one batch (not folded into data parallel)")
     if parallel.dp is not None and parallel.dp != dp:
         assumptions.append(f"dp={dp} from {world} GPUs: the case says {parallel.dp}")
     fields |= sharding(case, dp * cp, cluster.gpus_per_node, assumptions)
@@ -144,17 +147,21 @@ def _cluster(case: Case, assumptions: list[str]) -> Cluster:
     if not node:
         node = 4 if hardware.gpu.lower().startswith("gb") else 8
         assumptions.append(f"gpus_per_node={node}: not stated")
+    share = nic_bytes_per_s(hardware.interconnect, node)
     if hardware.gpus <= node:
         node = hardware.gpus
     # Equal nodes only: 12 GPUs on nodes of 8 become 3 of 4.
     node = node if hardware.gpus % node == 0 else math.gcd(hardware.gpus, node)
-    return _resolved(hardware.gpu, hardware.gpus // node, node)
+    return _resolved(hardware.gpu, hardware.gpus // node, node, share)
 
 
 @lru_cache(maxsize=4096)
-def _resolved(name: str, nodes: int, per_node: int) -> Cluster:
+def _resolved(name: str, nodes: int, per_node: int, share: float | None) -> Cluster:
     try:
         gpu = catalog.gpu(name)
     except ConfigError as err:
         raise CannotScoreError(str(err)) from err
-    return Cluster.build({"gpu": gpu, "num_nodes": nodes, "gpus_per_node": per_node}, where=name)
+    fields: dict[str, Any] = {"gpu": gpu, "num_nodes": nodes, "gpus_per_node": per_node}
+    if share is not None and nodes > 1:
+        fields["nic"] = gpu.nic.with_(bandwidth_bytes_per_s=share)
+    return Cluster.build(fields, where=name)

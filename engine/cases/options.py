@@ -38,7 +38,7 @@ USED_OPTIONS = frozenset((
     "capacity_factor", "moe_routing", "flash_attention", "kernel", "cross_entropy_fusion",
     "cross_entropy_loss_fusion", "ce_loss_fusion", "fused_cross_entropy", "cross_entropy_fusion_impl",
     "cuda_graph", "cuda_graphs", "fp8_param_gather", "fp8_params", "fp8_all_gather", "fp8_recipe", "fsdp",
-    "fsdp_sharding", "fsdp_size", "embedding_and_loss_counted_as_layers", "pp_layout", "pipeline_layout",
+    "fsdp_sharding", "fsdp_size", "embedding_and_loss_counted_as_layers",
 ))
 # fmt: on
 """Options that change the recipe; the others name kernels, data and tooling that are not priced."""

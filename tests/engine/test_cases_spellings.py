@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from shardwise.engine.cases import Case, Interpretation, Unscorable, interpret, read_cases, to_recipe
+from shardwise.engine.cases.networks import nic_bytes_per_s
 from shardwise.engine.cases.options import USED_OPTIONS
 from shardwise.engine.recipe import Recipe
 
@@ -182,6 +183,41 @@ def test_out_of_scope_says_why(change: dict[str, Any], reason: str) -> None:
     assert isinstance(read, Unscorable)
     assert read.status == "unsupported"
     assert reason in read.reason
+
+
+@pytest.mark.parametrize(
+    ("words", "per_node", "gbit"),
+    [
+        ("4x Omni-Path 100 Gb/s", 8, 50),
+        ("NVLink + 800 Gb/s IB per node", 8, 100),
+        ("1600 Gb/s RoCE", 8, 200),
+        ("NVLink3/NVSwitch + 8x200Gb/s HDR IB", 8, 200),
+        ("NVLINK Gen4 900 GB/s; Storage: 2x CX-7 IB NDR 400Gb/s, Compute: 8x CX-7 IB NDR 400Gb/s", 8, 400),
+        ("NVLINK 4.0; 1x Ethernet 100Gb/Sec, 8x NVIDIA Quantum-2 CX7 InfiniBand (400Gb/s)", 8, 400),
+        ("4x ConnectX-8 IB XDR 800 Gb/s", 4, 800),
+        ("NVLink + NDR400 InfiniBand", 8, 400),
+        ("NVLink + 400 Gb/s RDMA per GPU", 8, 400),
+        ("NVLink4 + EFA", 8, None),
+        ("800 Gb/s", 8, None),
+        (None, 8, None),
+    ],
+)  # fmt: skip
+def test_networks(words: str | None, per_node: int, gbit: float | None) -> None:
+    share = nic_bytes_per_s(words, per_node)
+    assert share == (None if gbit is None else pytest.approx(gbit * 1e9 / 8))
+
+
+def test_the_stated_network_is_the_clusters() -> None:
+    recipe = _recipe(hardware={"gpus": 64, "interconnect": "4x100 Gb/s RoCE per node"})
+    assert recipe.cluster.nic.bandwidth_bytes_per_s == pytest.approx(6.25e9)
+    alone = _recipe(hardware={"interconnect": "4x100 Gb/s RoCE per node"})
+    assert alone.cluster.nic == alone.cluster.gpu.nic
+
+
+def test_unfolded_expert_parallelism_is_not_taken_for_folded() -> None:
+    read = to_recipe(_changed("hand-tflops-only", parallel={"dp": 8, "ep": 8}))
+    assert isinstance(read, Unscorable)
+    assert "share one batch" in read.reason
 
 
 def test_assumptions_are_told() -> None:
