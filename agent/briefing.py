@@ -25,7 +25,18 @@ from shardwise.tools.bench import Bench, TrialView
 MAX_RESULTS = 12
 MAX_COMPACT_RESULTS = 4
 MAX_COMPACT_VALUES = 6
-_COMPACT = ("recompute", "tp", "pp", "vpp", "cp", "ep", "mbs", "dp_sharding", "moe_token_dispatcher", "precision")
+_COMPACT = (
+    "recompute",
+    "tp",
+    "pp",
+    "vpp",
+    "cp",
+    "ep",
+    "mbs",
+    "dp_sharding",
+    "moe_token_dispatcher",
+    "precision",
+)
 """What a small model may change; the rest is left to the heuristic proposer."""
 _GIB = 1024.0**3
 
@@ -105,7 +116,9 @@ def compact_prompt(ctx: Context, state: TuneState) -> tuple[str, dict[str, list[
     """One short message, and the choices that its answer may use."""
     start = start_of(ctx, state)
     found = choices_of(ctx)
-    choices = {name: _thinned(found[name], value_of(start.fields, name)) for name in _COMPACT if name in found}
+    choices = {
+        name: _thinned(found[name], value_of(start.fields, name)) for name in _COMPACT if name in found
+    }
     breakdown = start.projection.get("time_breakdown_s") or {}
     slowest = sorted(breakdown.items(), key=lambda item: (-item[1], item[0]))[:3]
     total = start.projection.get("step_time_s") or 1.0

@@ -18,6 +18,7 @@ from shardwise.engine.cluster import Cluster
 from shardwise.engine.errors import ConfigError, unknown_name
 from shardwise.engine.model import Model
 from shardwise.engine.recipe import Recipe, RecipePrecision
+from shardwise.engine.results import DEFAULT_MARGIN
 from shardwise.engine.spec import Spec
 
 __all__ = ["PartialRequest", "TuneRequest", "parse_request"]
@@ -48,7 +49,7 @@ class TuneRequest(Spec):
     """Most oracle calls (recipes projected); a hard limit."""
     budget_time_s: PositiveFloat | None = None
     """Most wall-clock seconds, over all resumed parts together; None = no limit."""
-    margin: float = Field(default=0.05, ge=0.0, lt=1.0)
+    margin: float = Field(default=DEFAULT_MARGIN, ge=0.0, lt=1.0)
     """Share of the device memory that must stay free."""
     seed: NonNegativeInt = 0
     """Breaks ties between equally promising proposals."""

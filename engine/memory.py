@@ -16,15 +16,14 @@ from shardwise.engine.lowering import LayerKind, Lowered, lower
 from shardwise.engine.parameters import Parameters, layer_dense, layer_expert, stage_parameters
 from shardwise.engine.pipeline_layout import all_stages
 from shardwise.engine.recipe import Recipe
-from shardwise.engine.results import MEMORY_ITEMS, MemoryReport, StageMemory, Verdict
+from shardwise.engine.results import DEFAULT_MARGIN, MEMORY_ITEMS, MemoryReport, StageMemory, Verdict
 from shardwise.engine.schedule.closed_form import in_flight
 from shardwise.engine.table import Floats, Ints, Table
 
 GIB = 2.0**30
 
-TIGHT = 0.94
-"""From this share of the capacity on a recipe is ``tight``: the step-to-step spread of reserved memory
-that public runs report (2 to 4 GiB of 80) would no longer be covered."""
+TIGHT = 1.0 - DEFAULT_MARGIN
+"""From this share of the capacity on a recipe is ``tight``."""
 
 _CONTEXT_BYTES = {"nvidia": 0.75 * GIB, "amd": 1.75 * GIB, "other": 1.0 * GIB}
 """Device context, library workspaces and code objects before any tensor, as idle processes show in

@@ -124,10 +124,10 @@ def _step_items(low: Lowered, pricing: Pricing) -> Items:
     for name, seconds in stages.items.items():
         items[name] = m * _pick(seconds, slowest)
     items["bubble"] = bubble
-    items["pp_comm"] = _pipeline_transfers(low, pricing)
+    forward, backward = _pick(stages.forward, slowest), _pick(stages.backward, slowest)
+    items["pp_comm"] = _pipeline_transfers(low, pricing, forward, backward)
     every = stage_parameters(low)
     own = Parameters(_pick(every.dense, slowest), _pick(every.expert, slowest))
-    forward, backward = _pick(stages.forward, slowest), _pick(stages.backward, slowest)
     items["dp_comm_exposed"] = items["dp_comm_exposed"] + step_exposed(pricing, own, forward, backward)
     largest = Parameters(every.dense.max(axis=1), every.expert.max(axis=1))
     items["optimizer"] = optimizer_seconds(pricing, largest)
@@ -199,20 +199,24 @@ def _whole_model_share(table: Table) -> Floats:
     return np.where(table.is_word("recompute_method", "block"), np.minimum(blocks, 1.0), 1.0)
 
 
-def _pipeline_transfers(low: Lowered, pricing: Pricing) -> Floats:
+def _pipeline_transfers(low: Lowered, pricing: Pricing, forward: Floats, backward: Floats) -> Floats:
     """Activation and gradient transfers between stages on the critical path, seconds per step (n,).
 
-    1F1B: each micro-batch's send and receive in both directions, and the ramp. Interleaved with overlap:
-    the ramp, and the start-up latency of every transfer; without overlap vpp times as many as 1F1B.
+    1F1B: each micro-batch's transfer in both directions, and the ramp. Interleaved with overlap: a
+    transfer hides behind its chunk's compute as far as that lasts, sharing the device with it; without
+    overlap there are vpp times as many as under 1F1B. ``forward``/``backward``: the slowest stage's
+    seconds of one micro-batch, all chunks.
     """
-    table, cluster = low.table, low.table.cluster
+    table, cluster, eff = low.table, low.table.cluster, pricing.eff
     apart = cluster.world_size // table.pp >= cluster.scale_up_size
-    hop = pricing.network.point_to_point(residual_bytes(low), apart)
-    start = pricing.network.point_to_point(np.zeros(len(table)), apart)
+    hop = eff.collective_launch_s + pricing.network.point_to_point(residual_bytes(low), apart)
     m, v = table.num_microbatches, table.vpp
-    hidden = (v > 1) & table.overlap_p2p_comm
-    steady = np.where(hidden, m * v * start, m * v * hop)
-    return np.where(table.pp > 1, 2 * (steady + (table.pp - 1) * hop), 0.0)
+    overlapped = (v > 1) & table.overlap_p2p_comm
+    steady = np.zeros(len(table))
+    for window in (forward / v, backward / v):
+        hidden = np.where(overlapped, np.minimum(hop, eff.dp_overlap * window), 0.0)
+        steady = steady + m * v * (hop - hidden * (1 - eff.overlap_slowdown))
+    return np.where(table.pp > 1, steady + 2 * (table.pp - 1) * hop, 0.0)
 
 
 def _per_value(column: Ints, function: Callable[[int], float]) -> Floats:

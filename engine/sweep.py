@@ -18,6 +18,7 @@ from shardwise.engine.memory import memory_table
 from shardwise.engine.projection import project_table
 from shardwise.engine.recipe import Recipe
 from shardwise.engine.recipe_io import dump_recipe
+from shardwise.engine.results import DEFAULT_MARGIN
 from shardwise.engine.space import Axes, default_axes, legal_chunks
 from shardwise.engine.table import Table
 
@@ -79,7 +80,7 @@ def sweep(
     *,
     fixed: Collection[str] = (),
     precisions: Sequence[str] = (),
-    margin: float = 0.05,
+    margin: float = DEFAULT_MARGIN,
     top: int = 10,
     clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[int], None] | None = None,

@@ -16,11 +16,9 @@ import numpy as np
 from shardwise.engine.errors import ConfigError
 from shardwise.engine.memory import memory_table
 from shardwise.engine.recipe import Recipe
-from shardwise.engine.results import MEMORY_ITEMS
+from shardwise.engine.results import DEFAULT_MARGIN, MEMORY_ITEMS
 from shardwise.engine.table import Bools, Floats, Ints, Table
 
-DEFAULT_MARGIN = 0.05
-"""Share of the capacity that stays free."""
 CHUNK_ROWS = 16_384
 """Rows analysed at a time, so that the intermediate arrays stay in the cache."""
 _GIB = 2.0**30

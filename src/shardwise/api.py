@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.engine.errors import ConfigError
 from shardwise.engine.recipe import Recipe
-from shardwise.engine.results import MemoryReport, Projection, Violation
+from shardwise.engine.results import DEFAULT_MARGIN, MemoryReport, Projection, Violation
 
 if TYPE_CHECKING:
     from shardwise.agent.request import TuneRequest
@@ -98,7 +98,7 @@ def sweep(
     *,
     axes: Sequence[str] | None = None,
     fixed: Sequence[str] | None = None,
-    margin: float = 0.05,
+    margin: float = DEFAULT_MARGIN,
     top: int = 10,
     **fields: Any,
 ) -> SweepResult:

@@ -28,7 +28,8 @@ def calls(*items: tuple[str, dict[str, Any]]) -> AIMessage:
     return AIMessage(
         content="",
         tool_calls=[
-            {"name": name, "args": args, "id": f"c{i}", "type": "tool_call"} for i, (name, args) in enumerate(items)
+            {"name": name, "args": args, "id": f"c{i}", "type": "tool_call"}
+            for i, (name, args) in enumerate(items)
         ],
     )
 
@@ -36,7 +37,10 @@ def calls(*items: tuple[str, dict[str, Any]]) -> AIMessage:
 def proposing(*changes: dict[str, Any], gain: float = 1.0) -> AIMessage:
     """An answer that proposes."""
     return calls(
-        ("propose", {"candidates": [{"changes": c, "rationale": "test", "expected_gain_pct": gain} for c in changes]})
+        (
+            "propose",
+            {"candidates": [{"changes": c, "rationale": "test", "expected_gain_pct": gain} for c in changes]},
+        )
     )
 
 

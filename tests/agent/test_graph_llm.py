@@ -70,7 +70,13 @@ def test_mistakes_cost_one_repair_and_are_then_dropped(tmp_path):
     )
     _, model, out = search(tmp_path, wrong, wrong, budget_calls=12)
     repair = str(model.asked[1][-1].content)
-    for said in ("candidate 1", "mbs='4'", "overlap_grad_reduce='false'", "warp_speed", "gbs is not searched"):
+    for said in (
+        "candidate 1",
+        "mbs='4'",
+        "overlap_grad_reduce='false'",
+        "warp_speed",
+        "gbs is not searched",
+    ):
         assert said in repair
     schema = [event for event in events(out, "rejection") if event.by == "schema"]
     assert len(schema) >= 14
@@ -177,7 +183,11 @@ def test_compact_mode_is_short_and_asks_for_json(tmp_path):
 
 @pytest.mark.parametrize("call", [11, 13])
 def test_a_killed_run_with_an_llm_asks_no_question_twice(tmp_path, call):
-    script = [proposing({"mbs": 2}, {"mbs": 2, "pp": 2}), proposing({"mbs": 4, "pp": 2}), proposing({"tp": 2})]
+    script = [
+        proposing({"mbs": 2}, {"mbs": 2, "pp": 2}),
+        proposing({"mbs": 4, "pp": 2}),
+        proposing({"tp": 2}),
+    ]
     whole, _, out = search(tmp_path, *script, name="whole")
     dying, _ = interrupted_at(call)
     first = Scripted(script=script)

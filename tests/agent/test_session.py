@@ -168,9 +168,7 @@ def test_budgets_are_hard(tmp_path):
     assert "time budget" in result.stopped_because
 
 
-@pytest.mark.parametrize(
-    "fixed", [{"tp": 2, "dp_sharding": "zero1"}, {"pp": 2, "recompute": "full"}]
-)
+@pytest.mark.parametrize("fixed", [{"tp": 2, "dp_sharding": "zero1"}, {"pp": 2, "recompute": "full"}])
 def test_fixed_fields_hold_in_every_recipe_that_is_tried(tmp_path, fixed):
     result = tune(small_request(fixed=fixed, budget_calls=14), out=tmp_path / "run")
     tried = [event for event in read_trace(tmp_path / "run") if event.kind in ("candidate", "projection")]

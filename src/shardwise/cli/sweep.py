@@ -9,6 +9,7 @@ import typer
 from shardwise.cli.groups import add
 from shardwise.cli.options import Given, JsonFlag, recipe_options
 from shardwise.cli.output import emit_json
+from shardwise.engine.results import DEFAULT_MARGIN
 
 
 def register(app: typer.Typer) -> None:
@@ -33,7 +34,9 @@ def sweep(
             "--allow-precision", metavar="WORD", help="Precision to try too; repeatable.", show_default=False
         ),
     ] = None,
-    margin: Annotated[float, typer.Option("--margin", help="Share of memory that must stay free.")] = 0.05,
+    margin: Annotated[
+        float, typer.Option("--margin", help="Share of memory that must stay free.")
+    ] = DEFAULT_MARGIN,
     top: Annotated[int, typer.Option("--top", metavar="N", help="How many of the best to show.")] = 10,
     json_: JsonFlag = False,
 ) -> None:
