@@ -6,6 +6,7 @@ import os
 import sys
 
 from rich.console import Console, RenderableType
+from rich.text import Text
 
 PIPED_WIDTH = 100
 """Columns when nobody says how wide the reader is."""
@@ -19,16 +20,24 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def show(*parts: RenderableType) -> None:
-    """Print the parts to stdout, without trailing blanks when it is not a terminal."""
+    """Print the parts to stdout, without trailing blanks when it is not a terminal.
+
+    Text that must not be broken (:func:`whole`) may run past the page.
+    """
     out = console()
     if out.is_terminal:
         for part in parts:
-            out.print(part)
+            out.print(part, crop=False)
         return
     with out.capture() as captured:
         for part in parts:
-            out.print(part)
+            out.print(part, crop=False)
     sys.stdout.write("".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
+
+
+def whole(text: str, style: str = "") -> Text:
+    """Text to be copied, a command or a path: never wrapped, never cut."""
+    return Text(text, style=style, no_wrap=True, overflow="ignore")
 
 
 def note(text: str) -> None:

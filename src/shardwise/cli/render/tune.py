@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardwise.cli.render.bars import time_bars
+from shardwise.cli.render.console import whole
 from shardwise.cli.render.memory import VERDICT_STYLE
 from shardwise.cli.render.projection import throughput
 from shardwise.cli.render.recipe import place, settings
@@ -49,7 +50,8 @@ def tune(
         _rejected(document),
         _ending(document),
         Text(),
-        Text.assemble((f"Launch ({launch['framework']})", "bold"), "\n", _indented(launch["launch"])),
+        Text(f"Launch ({launch['framework']})", style="bold"),
+        whole(_indented(launch["launch"])),
         Text(),
         _files(document, launch),
     )
@@ -176,18 +178,13 @@ def _ending(document: Mapping[str, Any]) -> Text:
     )
 
 
-def _files(document: Mapping[str, Any], launch: Mapping[str, str] | None = None) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+def _files(document: Mapping[str, Any], launch: Mapping[str, str] | None = None) -> Group:
     run = document["run"]
-    table.add_row(Text("Run folder", style="bold"), run)
-    if launch is not None:
-        table.add_row("  recipe", f"{run}/best.yaml")
-        table.add_row("  configuration", launch["configuration"])
-    table.add_row("  trace", document["trace"])
-    table.add_row("  its story", f"shardwise trace show {run}")
-    return table
+    lines = {} if launch is None else {"recipe": f"{run}/best.yaml", "configuration": launch["configuration"]}
+    lines |= {"trace": document["trace"], "its story": f"shardwise trace show {run}"}
+    return Group(
+        Text("Files", style="bold"), *(whole(f"  {name:<15}{value}") for name, value in lines.items())
+    )
 
 
 def _peak(memory: Mapping[str, Any] | None) -> str:
