@@ -101,10 +101,9 @@ def _fields(request: TuneRequest, recipe: dict[str, Any]) -> Fields:
         for name in ("recompute_method", "recompute_num_layers", "recompute_modules"):
             if name not in request.fixed:
                 fields.pop(name, None)
-    if "tp" in request.fixed:
-        for name in ("etp", "sequence_parallel"):
-            if name not in request.fixed and request.fixed["tp"] != recipe.get("tp"):
-                fields.pop(name, None)
+    moved = "tp" in request.fixed and request.fixed["tp"] != recipe.get("tp")
+    if moved and "sequence_parallel" not in request.fixed:
+        fields.pop("sequence_parallel", None)
     own = {"gbs": request.gbs, "seq_len": request.seq_len}
     fields |= {name: value for name, value in own.items() if value is not None}
     return fields_of(recipe_of(request, fields))

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardwise.agent import napkin
 from shardwise.engine.pipeline_layout import chunk_layers
 from shardwise.engine.recipe import RECOMPUTES
-from shardwise.engine.table import COLUMNS, METHODS, Floats, Ints, Table
+from shardwise.engine.table import COLUMNS, METHODS, Bools, Floats, Ints, Table
 
 JOINT: dict[str, tuple[str, ...]] = {
     "recompute": ("recompute", "recompute_method", "recompute_num_layers", "recompute_modules"),
@@ -35,7 +36,31 @@ AXES: dict[str, tuple[str, ...]] = {
 }
 """Every axis a search may move, with its columns."""
 
-_LOGS = ("tp", "pp", "vpp", "cp", "ep", "etp", "mbs")
+LOGS = ("tp", "pp", "vpp", "cp", "ep", "etp", "mbs")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Choices:
+    """The choices of one axis: combinations of its columns' levels, ascending."""
+
+    levels: tuple[Floats, ...]
+    """Per column its distinct values, ascending."""
+    combinations: Ints
+    """Mixed-radix numbers of level indices, ascending."""
+
+    @classmethod
+    def of(cls, table: Table, columns: tuple[str, ...]) -> _Choices:
+        levels = tuple(np.unique(_meaning(table, name)) for name in columns)
+        number, _ = _number(table, columns, levels)
+        return cls(levels, np.unique(number))
+
+    def codes(self, table: Table, columns: tuple[str, ...]) -> Ints:
+        number, known = _number(table, columns, self.levels)
+        place = np.minimum(np.searchsorted(self.combinations, number), len(self.combinations) - 1)
+        return np.where(known & (self.combinations[place] == number), place, -1)
+
+    def __len__(self) -> int:
+        return len(self.combinations)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,41 +68,43 @@ class Coding:
     """The axes that vary in a space, and for each its choices: a row's code is the index of its choice."""
 
     axes: tuple[str, ...]
-    choices: tuple[npt.NDArray[np.float64], ...]
-    """Per axis, (choices, columns) of distinct column values, ascending."""
+    choices: tuple[_Choices, ...]
 
     @classmethod
     def of(cls, table: Table) -> Coding:
         """The coding of every axis on which ``table`` has more than one choice."""
-        axes: list[str] = []
-        choices: list[npt.NDArray[np.float64]] = []
-        for axis, columns in AXES.items():
-            if not len(table) or all(np.ptp(_meaning(table, name)) == 0 for name in columns):
-                continue
-            axes.append(axis)
-            choices.append(np.unique(_stack(table, columns), axis=0))
-        return cls(tuple(axes), tuple(choices))
+        if not len(table):
+            return cls((), ())
+        found = {axis: _Choices.of(table, columns) for axis, columns in AXES.items()}
+        kept = {axis: choices for axis, choices in found.items() if len(choices) > 1}
+        return cls(tuple(kept), tuple(kept.values()))
 
     def codes(self, table: Table) -> npt.NDArray[np.int16]:
         """(rows, axes) codes; -1 for a choice that the space does not have."""
         out = np.full((len(table), len(self.axes)), -1, dtype=np.int16)
         for i, (axis, choices) in enumerate(zip(self.axes, self.choices, strict=True)):
-            values = _stack(table, AXES[axis])
-            for code, choice in enumerate(choices):
-                out[(values == choice).all(axis=1), i] = code
+            out[:, i] = choices.codes(table, AXES[axis])
+        return out
+
+    def identity(self, codes: npt.NDArray[np.int16]) -> Ints:
+        """(rows,) one number per row, the same for rows of equal codes."""
+        out = np.zeros(len(codes), dtype=np.int64)
+        for i, choices in enumerate(self.choices):
+            out = out * (len(choices) + 1) + codes[:, i] + 1
         return out
 
 
 def numbers(table: Table) -> Floats:
-    """(rows, 9) figures that a choice acts through: pipeline bubble, recomputed share, log2 of the sizes.
+    """(rows, 10) figures that a choice acts through: the reckoned log time, the pipeline bubble, the
+    recomputed share, log2 of the sizes.
 
     The bubble is that of a uniform pipeline, log(1 + (pp-1)/(vpp*m)) with m micro-batches (Narayanan et
     al. 2021, section 2.2); the recomputed share is that of the layers whose forward pass runs twice.
     """
     micro_batches = np.maximum(table.gbs // np.maximum(table.mbs * table.dp, 1), 1)
     bubble = np.log1p((table.pp - 1) / (table.vpp * micro_batches))
-    logs = [np.log2(getattr(table, name).astype(np.float64)) for name in _LOGS]
-    return np.stack([bubble, _recomputed_share(table), *logs], axis=1)
+    logs = [np.log2(getattr(table, name).astype(np.float64)) for name in LOGS]
+    return np.stack([napkin.log_time(table), bubble, _recomputed_share(table), *logs], axis=1)
 
 
 def _recomputed_share(table: Table) -> Floats:
@@ -88,8 +115,15 @@ def _recomputed_share(table: Table) -> Floats:
     return np.asarray(np.where(full, np.minimum(share, 1.0), 0.0))
 
 
-def _stack(table: Table, columns: tuple[str, ...]) -> Floats:
-    return np.stack([_meaning(table, name) for name in columns], axis=1)
+def _number(table: Table, columns: tuple[str, ...], levels: tuple[Floats, ...]) -> tuple[Ints, Bools]:
+    number = np.zeros(len(table), dtype=np.int64)
+    known = np.ones(len(table), dtype=np.bool_)
+    for name, values in zip(columns, levels, strict=True):
+        column = _meaning(table, name)
+        place = np.minimum(np.searchsorted(values, column), len(values) - 1)
+        known &= values[place] == column
+        number = number * len(values) + place
+    return number, known
 
 
 def _meaning(table: Table, name: str) -> Floats:

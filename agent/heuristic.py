@@ -71,9 +71,7 @@ def _shortlist(space: SearchSpace, surrogate: Surrogate, known: Points, here: Po
     """Untried rows worth a closer look, ascending."""
     points = space.points
     estimate = np.round(surrogate.additive(points), 9)
-    untried = np.ones(len(points), dtype=bool)
-    for one in known.codes:
-        untried &= (points.codes != one).any(axis=1)
+    untried = ~np.isin(space.coding.identity(points.codes), space.coding.identity(known.codes))
     rows = np.flatnonzero(untried)
     best = rows[_smallest(estimate[rows], SHORTLIST)]
     close = rows[differing(points.codes[rows], here.codes[0]) <= 2]

@@ -12,21 +12,23 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.agent.features import Coding, numbers
+from shardwise.agent.features import LOGS, Coding, numbers
 from shardwise.engine.table import Floats, Table
 
 Codes = npt.NDArray[np.int16]
 
-# Prior spread of one choice's effect on log time, and of each of ``features.numbers``' coefficients. The
-# bubble costs its own share (coefficient 1) and full recomputation a third of the step (log 4/3, a forward
-# pass being a third of forward plus backward); both are known well before any trial.
+# Prior over log time. The reckoned time (first figure) is taken at its word (coefficient 1) and corrected: by
+# one choice's own effect, by each figure of ``features.numbers``, and by what does not add up.
 _CHOICE_SD = 0.15
-_NUMBER_MEAN = np.array([1.0, np.log(4.0 / 3.0), 0, 0, 0, 0, 0, 0, 0])
-_NUMBER_SD = np.array([0.15, 0.10, 0.10, 0.05, 0.03, 0.10, 0.10, 0.10, 0.10])
+_NUMBER_MEAN = np.array([1.0, *[0.0] * (2 + len(LOGS))])
+_NUMBER_SD = np.array([0.15, 0.30, 0.15, *[0.05] * len(LOGS)])
 _OFFSET_SD = 1.0
-_INTERACTION_SD = 0.08
-_INTERACTION_REACH = 2.0
-"""Axes over which an interaction is felt."""
+_INTERACTION_SD = 0.12
+_SIZE_REACH = 1.5
+"""Doublings over which an interaction of sizes is felt."""
+_WORD_REACH = 3.0
+"""Differing axes over which an interaction is felt."""
+_SIZES = slice(3, 3 + len(LOGS))
 _NOISE_SD = 0.004
 
 
@@ -97,12 +99,14 @@ def _kernel(a: Points, b: Points) -> Floats:
         left, right = a.codes[:, axis, None], b.codes[None, :, axis]
         same += (left == right) & (left >= 0)
     linear = _OFFSET_SD**2 + _CHOICE_SD**2 * same + (a.numbers * _NUMBER_SD**2) @ b.numbers.T
-    apart = a.codes.shape[1] - same
-    return np.asarray(linear + _INTERACTION_SD**2 * np.exp(-apart / _INTERACTION_REACH))
+    sizes_a, sizes_b = a.numbers[:, _SIZES], b.numbers[:, _SIZES]
+    squared = (sizes_a**2).sum(axis=1)[:, None] + (sizes_b**2).sum(axis=1) - 2.0 * sizes_a @ sizes_b.T
+    apart = np.maximum(squared, 0.0) / (2.0 * _SIZE_REACH**2) + (a.codes.shape[1] - same) / _WORD_REACH
+    return np.asarray(linear + _INTERACTION_SD**2 * np.exp(-apart))
 
 
 def _variance(points: Points) -> Floats:
     known = (points.codes >= 0).sum(axis=1)
     linear = _OFFSET_SD**2 + _CHOICE_SD**2 * known + (points.numbers**2) @ _NUMBER_SD**2
-    apart = points.codes.shape[1] - known
-    return np.asarray(linear + _INTERACTION_SD**2 * np.exp(-apart / _INTERACTION_REACH))
+    unknown = points.codes.shape[1] - known
+    return np.asarray(linear + _INTERACTION_SD**2 * np.exp(-unknown / _WORD_REACH))
