@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -101,7 +102,7 @@ def as_file(spec: str | Path) -> Path | None:
     if isinstance(spec, str):
         if not spec.strip() or len(spec) > 4096 or "\0" in spec or "\n" in spec:
             return None
-        path = Path(spec).expanduser() if spec.startswith("~") else Path(spec)
+        path = Path(os.path.expanduser(spec))
         if not spec.lower().endswith(SUFFIXES):
             if names.find("models", spec) or names.find("gpus", spec):
                 return None
