@@ -18,7 +18,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 
 from shardwise.agent.briefing import bench_of, compact_prompt, full_prompt, start_of
 from shardwise.agent.context import Context
-from shardwise.agent.errors import ProviderError
+from shardwise.agent.errors import BudgetExceeded
 from shardwise.agent.llm_call import ask
 from shardwise.agent.nodes.memory_filter import KEPT_REJECTIONS
 from shardwise.agent.proposals import MAX_CANDIDATES, find_json, read_proposals, repair_message
@@ -27,6 +27,7 @@ from shardwise.agent.state import Candidate, TuneState
 from shardwise.prompts import load
 from shardwise.tools.propose import PROPOSE, answer_schema
 from shardwise.tools.toolbox import langchain_tools, run_tool
+from shardwise.traces.events import LlmResponseEvent
 
 MAX_STEPS = 8
 """Answers of one turn, tool calls and repair included."""
@@ -38,7 +39,8 @@ COMPACT_CANDIDATES = 3
 def propose_with_llm(ctx: Context, state: TuneState) -> tuple[list[Candidate], list[str]]:
     """Valid candidates of one turn, and the rejections the LLM is to read next time.
 
-    Raises :class:`ProviderError` when the provider fails past its retries, :class:`ReplayDiverged` from a
+    Raises :class:`ProviderError` when the provider fails past its retries, :class:`BudgetExceeded` when the
+    tokens are used up, :class:`ReplayDiverged` from a
     recording that does not fit.
     """
     turn = _Turn(ctx, state)
@@ -113,6 +115,9 @@ class _Turn:
         tools: list[Any] | None = None,
         schema: dict[str, Any] | None = None,
     ) -> AIMessage:
+        limit = self._ctx.request.budget_tokens
+        if limit is not None and (used := tokens_used(self._ctx)) >= limit:
+            raise BudgetExceeded("budget_tokens", used=used, allowed=limit)
         return ask(
             self._model(messages, tools or [], schema),
             messages,
@@ -191,9 +196,16 @@ class _Turn:
             self._ctx.journal.append("rejection", by="schema", message=problem, round=self._state["round"])
 
 
+def tokens_used(ctx: Context) -> int:
+    """LLM tokens of this run so far, as the provider counted them."""
+    counts: list[Any] = [
+        event.usage.get("total_tokens")
+        for event in ctx.journal.told()
+        if isinstance(event, LlmResponseEvent) and event.usage
+    ]
+    return sum(int(count or 0) for count in counts)
+
+
 def _text(content: dict[str, Any]) -> str:
     text = json.dumps(content, sort_keys=True)
     return text if len(text) <= MAX_TOOL_TEXT else text[: MAX_TOOL_TEXT - 20] + '... (cut)"}'
-
-
-__all__ = ["ProviderError", "propose_with_llm"]

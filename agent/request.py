@@ -49,6 +49,9 @@ class TuneRequest(Spec):
     """Most oracle calls (recipes projected); a hard limit."""
     budget_time_s: PositiveFloat | None = None
     """Most wall-clock seconds, over all resumed parts together; None = no limit."""
+    budget_tokens: PositiveInt | None = None
+    """Most LLM tokens, prompts and answers together, as far as the provider counts them; None = no limit.
+    When they are used up the heuristic proposer goes on."""
     margin: float = Field(default=DEFAULT_MARGIN, ge=0.0, lt=1.0)
     """Share of the device memory that must stay free."""
     seed: NonNegativeInt = 0

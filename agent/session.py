@@ -91,7 +91,13 @@ def tune(
             request, journal=journal, oracle=oracle, budget=Budget(request, clock, begun), llm=model,
             llm_name=name, retry=retry, text=text, run_id=folder.path.name,
         )  # fmt: skip
-        ctx, state = _run(ctx, folder)
+        try:
+            ctx, state = _run(ctx, folder)
+        except Exception as err:
+            # The run's border: the trace says why it broke off, whoever called decides what to do about it.
+            told = " ".join(str(err).split())[:400]
+            journal.append("note", topic="resume", text=f"broke off: {type(err).__name__}: {told}")
+            raise
         result = result_of(ctx, state, run=str(folder.path))
     write_json(folder.result, result.as_json())
     return result

@@ -6,7 +6,7 @@ from langgraph.runtime import Runtime
 
 from shardwise.agent import heuristic
 from shardwise.agent.context import Context, enter
-from shardwise.agent.errors import ProviderError
+from shardwise.agent.errors import BudgetExceeded, ProviderError
 from shardwise.agent.state import Candidate, TuneState
 
 BATCH = 5
@@ -30,6 +30,12 @@ def hypothesizer(state: TuneState, runtime: Runtime[Context]) -> TuneState:
             ctx.journal.append("fallback", provider=ctx.llm_name, reason=reason, to="heuristic")
             proposer = "heuristic"
             update["proposer"], update["fallback"] = proposer, reason
+        except BudgetExceeded as err:
+            ctx.journal.append(
+                "budget", used={"tokens": err.used}, limits={"tokens": err.allowed}, exhausted=str(err)
+            )
+            proposer = "heuristic"
+            update["proposer"] = proposer
     if proposer == "heuristic":
         queue = heuristic.propose(
             ctx.space,

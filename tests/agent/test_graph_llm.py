@@ -202,3 +202,14 @@ def test_a_killed_run_with_an_llm_asks_no_question_twice(tmp_path, call):
     assert result.best == whole.best
     assert diff(out, tmp_path / "cut") is None
     assert verify(tmp_path / "cut").intact
+
+
+def test_the_token_budget_is_hard(tmp_path):
+    answer = proposing({"mbs": 2})
+    answer.usage_metadata = {"input_tokens": 900, "output_tokens": 100, "total_tokens": 1000}
+    result, model, out = search(tmp_path, answer, budget_tokens=500)
+    assert len(model.asked) == 1
+    spent = [event for event in events(out, "budget") if event.exhausted and "tokens" in event.exhausted]
+    assert len(spent) == 1
+    assert result.fallback is None
+    assert replay_run(out).equal
