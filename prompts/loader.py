@@ -17,7 +17,7 @@ _HOLE = re.compile(r"\{\{([a-z_]+)\}\}")
 
 
 class PromptError(ValueError):
-    """A template is missing, malformed, or filled with the wrong names: a mistake of the program, not the user's."""
+    """A template is missing, malformed, or filled with wrong names: the program's mistake, not the user's."""
 
 
 @dataclass(frozen=True, slots=True)
