@@ -26,6 +26,7 @@ from shardwise.engine.errors import ConfigError
 from shardwise.engine.projection import project_table
 from shardwise.engine.recipe import Recipe
 from shardwise.engine.table import Floats, Table
+from shardwise.engine.validation import measured_rates
 
 _PRIOR_SPREAD: dict[str, float] = {
     "gemm_16bit": 0.10,
@@ -107,12 +108,10 @@ def _observation(case: Case) -> Observation | None:
     read = interpret(case)
     if isinstance(read, Unscorable) or trust_flags(case) or case.measured.oom:
         return None
-    recipe, measured = read.recipe, case.measured
-    if measured.step_time_s:
-        tokens = recipe.gbs * recipe.seq_len / measured.step_time_s / recipe.world_size
-    elif measured.tokens_per_s_per_gpu:
-        tokens = measured.tokens_per_s_per_gpu
-    else:
+    recipe = read.recipe
+    rates = measured_rates(case, recipe)
+    tokens = rates.get("step_time_s") or rates.get("tokens_per_s_per_gpu")
+    if tokens is None:
         return None
     gpu = recipe.cluster.gpu.name
     group = "|".join((case.source.title, recipe.model.name, gpu, recipe.precision))

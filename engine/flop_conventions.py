@@ -124,11 +124,12 @@ def measured_tokens_per_s(case: Case, recipe: Recipe, model: Model) -> float | N
     if measured.tflops_per_gpu:
         return tokens_from_tflops(case, recipe, model, measured.tflops_per_gpu)
     if measured.mfu_pct:
-        return tokens_from_tflops(case, recipe, model, measured.mfu_pct / 100 * _peak_tflops(case, recipe))
+        return tokens_from_tflops(case, recipe, model, measured.mfu_pct / 100 * peak_tflops(case, recipe))
     return None
 
 
-def _peak_tflops(case: Case, recipe: Recipe) -> float:
+def peak_tflops(case: Case, recipe: Recipe) -> float:
+    """TFLOP/s that the case's MFU refers to: as its notes say, else the dense peak of the recipe's format."""
     stated = re.search(r"MFU (?:vs|against)\D{0,20}(\d+(?:\.\d+)?)\s*T", case.notes or "")
     if stated:
         return float(stated.group(1))

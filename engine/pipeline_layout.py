@@ -107,7 +107,7 @@ def split_options(num_layers: int, pp: int, vpp: int = 1) -> list[dict[str, Any]
         last = blocks - ceil(blocks / pp) * (pp - 1)
         if last >= 1 and blocks % pp:
             options.append(_split(last=last * vpp))
-        if blocks % pp:
+        if blocks % pp and pp > 2:
             ends = blocks - blocks // pp * (pp - 2)
             options.append(_split(first=ceil(ends / 2) * vpp, last=ends // 2 * vpp))
     return options

@@ -16,15 +16,23 @@ from shardwise.engine.cases.interpret import Interpretation, interpret
 from shardwise.engine.cases.labels import groups, is_megatron, memory_reading, trust_flags
 from shardwise.engine.cases.reading import Case, read_cases
 from shardwise.engine.cases.scope import Unscorable
-from shardwise.engine.efficiency import matrix_peak
 from shardwise.engine.errors import ConfigError
-from shardwise.engine.flop_conventions import convention, flops_per_token_as, measured_tokens_per_s
+from shardwise.engine.flop_conventions import (
+    convention,
+    flops_per_token_as,
+    measured_tokens_per_s,
+    peak_tflops,
+)
 from shardwise.engine.legality import check
 from shardwise.engine.projection import project
+from shardwise.engine.recipe import Recipe
 from shardwise.engine.results import MemoryReport, Projection, Violation
 from shardwise.engine.scores import Row, summary
 
 GIB = 2.0**30
+
+METRICS = ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct")
+"""Columns to compare with, the best first."""
 
 DISAGREE_PCT = 5.0
 """A case whose tokens/s and TFLOP/s (or step time) differ by more is flagged ``rates-disagree``."""
@@ -131,7 +139,7 @@ def _compare(row: Row, case: Case, read: Interpretation, projection: Projection)
         "tokens_per_s_per_gpu": tokens,
         "tflops_per_gpu": tflops,
         "step_time_s": step,
-        "mfu_pct": 100 * tflops * 1e12 / matrix_peak(recipe.cluster.gpu, recipe.precision),
+        "mfu_pct": 100 * tflops / peak_tflops(case, recipe),
         "peak_mem_gib": memory.peak_bytes / GIB,
         "oom": memory.verdict == "out of memory",
     }
@@ -141,14 +149,7 @@ def _compare(row: Row, case: Case, read: Interpretation, projection: Projection)
     if measured.peak_mem_gib:
         predicted = _matching_memory(case, memory)
         row.memory_error_pct = 100 * (predicted / measured.peak_mem_gib - 1)
-    converted = measured_tokens_per_s(case, recipe, model)
-    rates = {
-        "step_time_s": tokens * step / measured.step_time_s if measured.step_time_s else None,
-        "tokens_per_s_per_gpu": measured.tokens_per_s_per_gpu or None,
-        "tflops_per_gpu": converted if measured.tflops_per_gpu else None,
-        "mfu_pct": converted if measured.mfu_pct and not measured.tflops_per_gpu else None,
-    }
-    stated = {name: rate for name, rate in rates.items() if rate}
+    stated = measured_rates(case, recipe)
     if not stated:
         return
     row.metric, actual = next(iter(stated.items()))
@@ -158,6 +159,24 @@ def _compare(row: Row, case: Case, read: Interpretation, projection: Projection)
         row.inside_interval80 = low <= actual <= high
     if any(abs(rate / actual - 1) * 100 > DISAGREE_PCT for rate in stated.values()):
         row.flags.append("rates-disagree")
+
+
+def measured_rates(case: Case, recipe: Recipe) -> dict[str, float]:
+    """Every throughput that the case states, as tokens/s/GPU, by its column, the best column first.
+
+    Step time is converted with the recipe's batch, TFLOP/s and MFU with the source's FLOP convention.
+    Empty for a case that ran out of memory or gives no throughput.
+    """
+    measured = case.measured
+    if measured.oom:
+        return {}
+    rates: dict[str, float | None] = dict.fromkeys(METRICS)
+    if measured.step_time_s:
+        rates["step_time_s"] = recipe.gbs * recipe.seq_len / measured.step_time_s / recipe.world_size
+    rates["tokens_per_s_per_gpu"] = measured.tokens_per_s_per_gpu
+    converted = measured_tokens_per_s(case, recipe, case_model(case, []))
+    rates["tflops_per_gpu" if measured.tflops_per_gpu else "mfu_pct"] = converted
+    return {name: rate for name, rate in rates.items() if rate}
 
 
 def _matching_memory(case: Case, memory: MemoryReport) -> float:

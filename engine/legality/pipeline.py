@@ -51,6 +51,8 @@ def _uneven(table: Table) -> Bools:
     broken = (layers < 0) | (stages < 0) | ((stages == 0) != (layers == 0))
     broken |= (stages > 0) & (share * stages != layers)
     broken |= (first % table.vpp != 0) | (last % table.vpp != 0) | (share % table.vpp != 0)
+    # get_transformer_layer_offset divides by the number of middle stages when interleaving.
+    broken |= (stages == 0) & (table.vpp > 1)
     return np.asarray(_given(table) & broken)
 
 
@@ -59,7 +61,7 @@ def _explain_uneven(r: Recipe) -> Fix:
     rest = r.model.num_layers - (first or 0) - (last or 0)
     stages = r.pp - (first is not None) - (last is not None)
     given = ", ".join(f"{name}={n}" for name, n in ((_FIRST, first), (_LAST, last)) if n is not None)
-    each = f", each chunk count divisible by vpp={r.vpp}" if r.vpp > 1 else ""
+    each = f", of which vpp={r.vpp} needs at least one, and counts that it divides" if r.vpp > 1 else ""
     what = f"{given} leaves {rest} of {r.model.num_layers} layers for {stages} of pp={r.pp} stages{each}"
     counts = [*range(r.vpp, r.model.num_layers + 1, r.vpp)]
     candidates = {name: counts for name, n in ((_FIRST, first), (_LAST, last)) if n is not None}

@@ -12,6 +12,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import RunnableLambda
 from pydantic import PrivateAttr
+
 from shardwise.agent.request import TuneRequest
 from shardwise.engine.projection import project
 from shardwise.engine.recipe import Recipe

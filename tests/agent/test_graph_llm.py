@@ -7,6 +7,7 @@ import json
 import pytest
 from agent_scripts import Interrupted, Scripted, calls, interrupted_at, proposing, small_request, text
 from langchain_core.messages import AIMessage, ToolMessage
+
 from shardwise.agent.replay import replay_run
 from shardwise.agent.replay_model import ReplayModel
 from shardwise.agent.retry import RetryPolicy

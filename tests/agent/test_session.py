@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from agent_scripts import Interrupted, interrupted_at, small_request
+
 from shardwise.agent.replay import replay_run
 from shardwise.agent.request import TuneRequest
 from shardwise.agent.session import tune

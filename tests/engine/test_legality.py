@@ -85,6 +85,16 @@ ILLEGAL: tuple[tuple[str, tuple[Model, Any], Mapping[str, Any]], ...] = (
     ("pipeline-uneven-split", _MOE, {"pp": 1, "num_layers_in_first_pipeline_stage": 15}),
     ("pipeline-uneven-split", _MOE, {"pp": 4, "vpp": 2, "num_layers_in_last_pipeline_stage": 11}),
     (
+        "pipeline-uneven-split",  # megatron-core divides by its zero middle stages
+        _MOE,
+        {
+            "pp": 2,
+            "vpp": 2,
+            "num_layers_in_first_pipeline_stage": 26,
+            "num_layers_in_last_pipeline_stage": 30,
+        },
+    ),
+    (
         "pipeline-split-options",
         (DEEPSEEK, CLUSTERS[1]),
         {"pp": 16, "num_layers_in_last_pipeline_stage": 1, "account_for_loss_in_pipeline_split": True},
