@@ -7,7 +7,7 @@ Terms, all per GPU and step, with round efficiencies on purpose:
 - recomputation: a third more of what is recomputed;
 - tensor parallelism: an all-gather and a reduce-scatter around attention and MLP, forward and backward
   (Korthikanti et al. 2022, section 4.2.2);
-- experts: dispatch and combine, forward and backward, split into what stays in the scale-up domain and what leaves;
+- experts: dispatch and combine, forward and backward, inside the scale-up domain and beyond it;
 - pipeline: the uniform bubble (pp-1)/(vpp*m) and the hand-over of activations;
 - data parallelism: gradients and parameters once a step, or for FSDP once a micro-batch, mostly hidden.
 """

@@ -1,4 +1,4 @@
-"""Helpers of the agent's tests: a small request, a chat model that says what it is told to, a failing projector."""
+"""Helpers of the agent's tests: a small request, a scripted chat model, a failing projector."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import RunnableLambda
-from pydantic import PrivateAttr
+from pydantic import Field, PrivateAttr
 
 from shardwise.agent.request import TuneRequest
 from shardwise.engine.projection import project
@@ -20,8 +20,10 @@ from shardwise.engine.results import Projection
 
 
 def small_request(**fields: Any) -> TuneRequest:
-    """A dense model on one node: a space of some thousand recipes."""
-    return TuneRequest.build({"model": "llama-3-8b", "cluster": "h100:1x8", "budget_calls": 30, **fields})
+    """A dense model on one node without recomputation: a space of some hundred recipes."""
+    fixed = {"recompute": "none", **fields.pop("fixed", {})}
+    given = {"model": "llama-3-8b", "cluster": "h100:1x8", "budget_calls": 24, "fixed": fixed}
+    return TuneRequest.build({**given, **fields})
 
 
 def calls(*items: tuple[str, dict[str, Any]]) -> AIMessage:
@@ -54,7 +56,7 @@ class Scripted(BaseChatModel):
     """Gives the scripted answers in order; an exception in the script is raised, a callable called."""
 
     script: list[Any]
-    asked: list[list[BaseMessage]] = []
+    asked: list[list[BaseMessage]] = Field(default_factory=list)
     structured: int = 0
     _next: int = PrivateAttr(default=0)
 

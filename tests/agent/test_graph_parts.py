@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from shardwise.agent.graph import build_graph, graph
 from shardwise.agent.oracle import Oracle
 from shardwise.agent.proposals import MAX_CANDIDATES, find_json, read_proposals
+from shardwise.agent.request import TuneRequest
 from shardwise.agent.state import TuneState
 from shardwise.agent.trial import changed, fields_of, recipe_of
 from shardwise.engine.errors import ConfigError
 from shardwise.engine.projection import ENGINE_VERSION, project
 from shardwise.engine.recipe_io import load_recipe
 
-REQUEST = small_request()
+REQUEST = TuneRequest.build({"model": "llama-3-8b", "cluster": "h100:1x8"})
 BASE = fields_of(
     load_recipe({"model": "llama-3-8b", "cluster": "h100:1x8", "tp": 2, "gbs": 32, "seq_len": 4096})
 )

@@ -104,8 +104,7 @@ def test_json_round_trip():
 @given(st.text(max_size=80))
 def test_any_text_is_a_partial_request_or_a_config_error(text):
     try:
-        parsed = parse_request(text)
+        said = " ".join(parse_request(text).unparsed)
     except ConfigError as err:
-        assert "\n" not in str(err)
-    else:
-        assert isinstance(parsed.fields, dict)
+        said = str(err)
+    assert "\n" not in said

@@ -43,7 +43,7 @@ def test_the_best_is_legal_fits_and_beats_the_baseline(plain):
     assert not legality.check(best)
     assert filter_recipe(best, 0.05).reason(0) is None
     assert result.gain_pct > 0
-    assert result.oracle_calls <= 30
+    assert result.oracle_calls <= 24
     assert result.stopped_because
     assert json.loads((out / "result.json").read_text()) == result.as_json()
     assert verify(out).intact
