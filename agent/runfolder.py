@@ -14,6 +14,7 @@ from typing import Any
 
 from shardwise.agent.request import TuneRequest
 from shardwise.engine.errors import ConfigError
+from shardwise.engine.files import write_text
 
 DEFAULT_ROOT = Path("runs")
 FORMAT = 1
@@ -117,14 +118,8 @@ class RunFolder:
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Write whole or not at all: a temporary file beside, synced, then renamed over."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(data, file, indent=1, allow_nan=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    """Write ``data`` as JSON, whole or not at all."""
+    write_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
 
 
 def _connect(path: Path) -> sqlite3.Connection:

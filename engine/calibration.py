@@ -33,23 +33,23 @@ _PRIOR_SPREAD: dict[str, float] = {
     "gemm_fp8": 0.10,
     "gemm_fp4": 0.10,
     "grouped_gemm": 0.15,
-    "attention_forward": 0.20,
-    "attention_backward": 0.20,
-    "hbm": 0.10,
-    "permute": 0.30,
-    "optimizer": 0.30,
-    "fabric": 0.15,
-    "nic": 0.15,
-    "all_to_all": 0.30,
-    "deepep": 0.20,
-    "collective_launch_s": 0.7,
-    "host_dense_layer_s": 0.7,
-    "host_moe_layer_s": 0.7,
-    "step_overhead_s": 0.7,
-    "straggler": 0.7,
+    "attention_forward": 0.12,
+    "attention_backward": 0.12,
+    "hbm": 0.07,
+    "permute": 0.20,
+    "optimizer": 0.20,
+    "fabric": 0.10,
+    "nic": 0.10,
+    "all_to_all": 0.20,
+    "deepep": 0.15,
+    "collective_launch_s": 0.4,
+    "host_dense_layer_s": 0.4,
+    "host_moe_layer_s": 0.4,
+    "step_overhead_s": 0.5,
+    "straggler": 0.5,
 }
 """Fitted parameters and one standard deviation of their prior, in log space. How sure we were before:
-kernel rates are published within 10%, latencies and host times within a factor of two. Parameters not
+kernel rates are published within 10%, latencies and host times within 1.5 times. Parameters not
 named stay at their starting value."""
 
 _FRACTION_LIMIT = 0.97

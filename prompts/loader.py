@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-from shardwise.engine.errors import ConfigError, unknown_name
-
 _HEAD = re.compile(r"\A---\nversion: (\d+)\n---\n", re.MULTILINE)
 _HOLE = re.compile(r"\{\{([a-z_]+)\}\}")
+
+
+class PromptError(ValueError):
+    """A template is missing, malformed, or filled with wrong names: the program's mistake, not the user's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,26 +34,24 @@ class Prompt:
         return frozenset(_HOLE.findall(self.text))
 
     def fill(self, **values: str) -> str:
-        """The text with every ``{{name}}`` replaced. Raises :class:`ConfigError` for one too few or many."""
+        """The text with every ``{{name}}`` replaced. Raises :class:`PromptError` for one too few or many."""
         missing, extra = sorted(self.holes - set(values)), sorted(set(values) - self.holes)
         if missing or extra:
             wrong = f"lacks {', '.join(missing)}" if missing else f"does not know {', '.join(extra)}"
-            raise ConfigError(
-                f"prompt {self.name!r} {wrong}; it has: {', '.join(sorted(self.holes))}", field="prompt"
-            )
+            raise PromptError(f"prompt {self.name!r} {wrong}; it has: {', '.join(sorted(self.holes))}")
         return _HOLE.sub(lambda found: values[found[1]], self.text)
 
 
 @cache
 def load(name: str) -> Prompt:
-    """The template ``name``. Raises :class:`ConfigError` when there is none or its head is malformed."""
+    """The template ``name``. Raises :class:`PromptError` when there is none or its head is malformed."""
     known = available()
     if name not in known:
-        raise unknown_name("prompt", name, known)
+        raise PromptError(f"unknown prompt {name!r} (known: {', '.join(known)})")
     text = resources.files("shardwise.prompts").joinpath(f"{name}.md").read_text("utf-8")
     head = _HEAD.match(text)
     if head is None:
-        raise ConfigError(f"prompt {name!r} has no version between --- lines at its top", field="prompt")
+        raise PromptError(f"prompt {name!r} has no version between --- lines at its top")
     return Prompt(name, int(head[1]), text[head.end() :].strip())
 
 

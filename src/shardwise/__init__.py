@@ -38,6 +38,8 @@ _HOME = {
     "ShardwiseError": "shardwise.engine.errors",
 }
 """Where each public name lives."""
+_ROOMS = ("agent", "engine", "memory_filter", "prompts", "tools", "traces")
+"""Sub-packages, imported when first asked for: ``shardwise.agent.graph`` needs no import of its own."""
 
 __all__ = [
     "GPU",
@@ -58,6 +60,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"shardwise.{name}")
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'shardwise' has no attribute {name!r}")
@@ -67,4 +71,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*globals(), *_HOME, *_ROOMS})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -323,5 +324,5 @@ def test_other_frameworks_are_refused_by_name(name: str) -> None:
 
 def test_reading_pulls_in_no_heavy_library() -> None:
     code = "import sys, shardwise.engine.frameworks; print(sorted({'torch', 'langgraph'} & set(sys.modules)))"
-    out = subprocess.run(["python", "-c", code], capture_output=True, text=True, check=True)
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ast.literal_eval(out.stdout) == []

@@ -59,7 +59,9 @@ def test_peaks_are_those_of_every_stage_looked_at(table: Table, result: FilterRe
 def test_the_rule_is_peak_against_capacity_less_margin(table: Table, result: FilterResult) -> None:
     assert result.margin == DEFAULT_MARGIN
     assert result.capacity_bytes == table.cluster.gpu.memory_bytes
-    np.testing.assert_array_equal(result.keep, result.peak_bytes <= result.capacity_bytes * 0.95)
+    np.testing.assert_array_equal(
+        result.keep, result.peak_bytes <= result.capacity_bytes * (1 - DEFAULT_MARGIN)
+    )
     assert 0 < result.keep.sum() < len(table)
 
 
@@ -95,8 +97,8 @@ def test_reasons_name_stage_item_and_sizes(table: Table, result: FilterResult) -
     gib = 2.0**30
     assert reason == (
         f"stage {memory.stage_index[0, worst]} needs {memory.total[0, worst] / gib:.1f} GiB "
-        f"of {memory.capacity_bytes * 0.95 / gib:.1f} GiB usable "
-        f"(capacity {memory.capacity_bytes / gib:.1f} GiB less 5% margin); "
+        f"of {memory.capacity_bytes * (1 - DEFAULT_MARGIN) / gib:.1f} GiB usable "
+        f"(capacity {memory.capacity_bytes / gib:.1f} GiB less {DEFAULT_MARGIN:.0%} margin); "
         f"largest item: {item} {memory.items[item][0, worst] / gib:.1f} GiB"
     )
     assert result.reasons[-1] == result.reason(len(table) - 1)

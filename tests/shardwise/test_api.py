@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,12 @@ def test_every_public_name_is_there() -> None:
     assert set(shardwise.__all__) <= set(dir(shardwise))
     with pytest.raises(AttributeError, match="no_such_name"):
         shardwise.no_such_name  # noqa: B018
+
+
+def test_the_compiled_graph_is_reached_from_the_package() -> None:
+    code = "import shardwise; print(hasattr(shardwise.agent.graph.graph, 'invoke'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
 
 
 def test_a_recipe_in_any_spelling(tmp_path: Path) -> None:

@@ -61,6 +61,30 @@ def test_a_finished_run_resumes_to_its_result(searched: Path, capsys: pytest.Cap
     assert again == json.loads((searched / "result.json").read_text())
 
 
+def test_resuming_takes_no_other_wishes(searched: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["tune", "--resume", str(searched), "--budget-calls", "99"]) == 2
+    assert "budget_calls" in capsys.readouterr().err
+    assert run(["tune", "tune llama 3 70b on 64 h100", "--resume", str(searched)]) == 2
+    assert "asked something else" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_is_told_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "run"
+    monkeypatch.setattr("shardwise.agent.oracle.Oracle.score", lambda *_: interrupted(None))
+    assert run(["tune", ASKED, "--out", str(folder), "--json"]) == 130
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert f"shardwise tune --resume {folder}" in captured.err.replace("\n", "")
+    monkeypatch.undo()
+    document = answer(["tune", "--resume", str(folder)], capsys)
+    assert document["best"] is not None
+
+
 def test_people_get_the_whole_story(
     searched: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

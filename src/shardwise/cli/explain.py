@@ -84,15 +84,16 @@ def write_launch(best: Mapping[str, Any], folder: Path) -> dict[str, str]:
     Raises:
         ConfigError: a file cannot be written.
     """
-    from shardwise.cli.inputs import recipe_yaml, write_file
+    from shardwise.cli.inputs import recipe_yaml
+    from shardwise.engine.files import write_text
     from shardwise.engine.frameworks import export
     from shardwise.engine.recipe_io import load_recipe
 
     recipe = load_recipe(best)
     written = export(recipe, "primus" if recipe.cluster.gpu.vendor == "amd" else "megatron-lm")
     path = folder / written.filename
-    write_file(folder / "best.yaml", recipe_yaml(best), field="--out")
-    write_file(path, written.text, field="--out")
+    write_text(folder / "best.yaml", recipe_yaml(best), field="--out")
+    write_text(path, written.text, field="--out")
     return {"framework": written.framework, "configuration": str(path), "launch": written.launch}
 
 

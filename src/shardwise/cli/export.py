@@ -38,7 +38,8 @@ def export(
 
     Exits 1, and writes nothing, when the recipe is illegal.
     """
-    from shardwise.cli.inputs import read, write_file
+    from shardwise.cli.inputs import read
+    from shardwise.engine.files import write_text
     from shardwise.cli.render.console import note, show
     from shardwise.engine import frameworks, legality
 
@@ -55,7 +56,7 @@ def export(
         raise typer.Exit(1)
     written = frameworks.export(recipe, to)
     if out is not None:
-        write_file(out, written.text, field="--out")
+        write_text(out, written.text, field="--out")
     if json_:
         emit_json(
             {

@@ -110,16 +110,6 @@ def duration(text: str, *, field: str) -> float:
     return float(match[1]) * {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}[match[2]]
 
 
-def write_file(path: Path, text: str, *, field: str) -> None:
-    """Write ``text`` to ``path``; an error of the file system is a :class:`ConfigError`."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as err:
-        raise ConfigError(
-            f"{field} = {str(path)!r}: cannot be written ({err.strerror})", field=field
-        ) from err
-
-
 def recipe_yaml(recipe: Mapping[str, Any]) -> str:
     """A recipe as the YAML that RECIPE reads back."""
     import yaml

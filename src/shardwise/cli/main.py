@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
-from shardwise.cli import catalog, export, project, sweep, trace, tune, validate
+from shardwise.cli import calibrate, catalog, export, project, sweep, trace, tune, validate
 from shardwise.cli.groups import new_app, or_help
 
 EXIT_BAD_INPUT = 2
@@ -58,6 +58,7 @@ tune.register(app)
 project.register(app)
 sweep.register(app)
 validate.register(app)
+calibrate.register(app)
 export.register(app)
 app.add_typer(trace.app, name="trace")
 app.add_typer(catalog.app, name="catalog")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,33 +92,34 @@ def tune(
     """
     from shardwise.agent.session import tune as search
     from shardwise.cli.explain import changes, write_launch
-    from shardwise.cli.inputs import assignments, duration, merged, source_fields
+    from shardwise.cli.inputs import assignments, duration, merged
     from shardwise.cli.render.progress import tuning
+    from shardwise.engine.errors import ConfigError
 
     words = " ".join(request or []) or None
-    if resume is not None:
-        asked = None
-    else:
-        start = source_fields(given)
-        fields = merged(given.fields, assignments(fix or []))
-        asked = _request(
-            words,
-            model=fields.get("model") or start.get("model"),
-            cluster=fields.get("cluster") or start.get("cluster"),
-            gbs=fields.get("gbs"),
-            seq_len=fields.get("seq_len"),
-            fixed={name: value for name, value in fields.items() if name not in _NOT_FIXED} or None,
-            recipe={name: value for name, value in start.items() if name not in ("model", "cluster")} or None,
-            objective=objective,
-            allow_precision=allow_precision or None,
-            budget_calls=budget_calls,
-            budget_time_s=None if budget_time is None else duration(budget_time, field="--budget-time"),
-            margin=margin,
-            seed=seed,
-            llm=llm,
-            base_url=base_url,
+    fields = merged(given.fields, assignments(fix or []))
+    options = {
+        "objective": objective,
+        "allow_precision": allow_precision or None,
+        "budget_calls": budget_calls,
+        "budget_time_s": None if budget_time is None else duration(budget_time, field="--budget-time"),
+        "margin": margin,
+        "seed": seed,
+        "llm": llm,
+        "base_url": base_url,
+    }
+    said = [
+        name for name, value in {**fields, "recipe": given.source, **options}.items() if value is not None
+    ]
+    if resume is None or words is not None or "model" in fields:
+        asked = _request(words, given, fields, options)
+    elif said:
+        raise ConfigError(
+            f"--resume goes on with the run's own request: leave out {', '.join(said)}", field="resume"
         )
-    with tuning(quiet=json_) as on_event:
+    else:
+        asked = None
+    with tuning(quiet=json_) as listen, _resumable(out or resume, listen) as on_event:
         result = search(asked, out=out, resume=resume, on_event=on_event, text=words)
     document = result.as_json()
     best = document["best"]
@@ -133,18 +136,52 @@ def tune(
         raise typer.Exit(1)
 
 
-def _request(words: str | None, **fields: Any) -> TuneRequest:
+def _request(
+    words: str | None, given: Given, fields: Mapping[str, Any], options: Mapping[str, Any]
+) -> TuneRequest:
     """The request; words that mean nothing are named on stderr, not ignored in silence."""
     from shardwise.agent.request import TuneRequest, parse_request
+    from shardwise.cli.inputs import source_fields
     from shardwise.cli.render.console import note
     from shardwise.engine.catalog import models
     from shardwise.engine.errors import unknown_name
 
+    start = source_fields(given)
     parsed = parse_request(words or "")
-    asked, rest = parsed.merged(**fields), " ".join(parsed.unparsed)
+    asked = parsed.merged(
+        model=fields.get("model") or start.get("model"),
+        cluster=fields.get("cluster") or start.get("cluster"),
+        gbs=fields.get("gbs"),
+        seq_len=fields.get("seq_len"),
+        fixed={name: value for name, value in fields.items() if name not in _NOT_FIXED},
+        recipe={name: value for name, value in start.items() if name not in ("model", "cluster")} or None,
+        **options,
+    )
+    rest = " ".join(parsed.unparsed)
     if rest and "model" not in asked:
         raise unknown_name("model", rest, models())
     request = TuneRequest.build(asked)
     if rest:
         note(f"not understood, left out: {rest}")
     return request
+
+
+@contextmanager
+def _resumable(folder: Path | None, listen: Callable[[Any], None]) -> Iterator[Callable[[Any], None]]:
+    """Listens along for the run's name, so that an interrupted run is told how to go on."""
+    from shardwise.agent.runfolder import DEFAULT_ROOT
+    from shardwise.cli.render.console import note
+
+    seen: list[Path] = [] if folder is None else [folder]
+
+    def on_event(event: Any) -> None:
+        if event.kind == "request" and not seen:
+            seen.append(DEFAULT_ROOT / event.run_id)
+        listen(event)
+
+    try:
+        yield on_event
+    except KeyboardInterrupt:
+        if seen:
+            note(f"nothing is lost; go on with: shardwise tune --resume {seen[0]}")
+        raise
