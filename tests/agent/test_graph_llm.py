@@ -173,7 +173,9 @@ def test_replay_of_another_request_names_the_first_different_prompt(tmp_path):
 
 def test_compact_mode_is_short_and_asks_for_json(tmp_path):
     answer = text({"candidates": [{"changes": {"mbs": 2}, "rationale": "r", "expected_gain_pct": 2}]})
-    _, model, out = search(tmp_path, answer, prompt_mode="compact", budget_calls=12)
+    result, model, out = search(tmp_path, answer, prompt_mode="compact", budget_calls=12)
+    again = small_request(llm=f"replay:{out / 'trace.jsonl'}", budget_calls=12)
+    assert tune(again, out=tmp_path / "again").best == result.best, "a replay asks the way the recording did"
     prompt = events(out, "prompt")[0]
     assert len(prompt.messages) == 1
     assert len(prompt.messages[0]["content"]) < 1200
