@@ -14,6 +14,7 @@ from pathlib import Path
 
 from shardwise.agent.request import TuneRequest
 from shardwise.agent.trial import Trial, fields_of
+from shardwise.engine.errors import ConfigError
 from shardwise.engine.recipe import Recipe
 from shardwise.engine.recipe_io import recipe_key
 from shardwise.engine.results import Projection
@@ -87,9 +88,12 @@ class Oracle:
         if len(whole) != len(raw):
             with path.open("r+b") as file:
                 file.truncate(len(whole))
-        for line in whole.splitlines():
-            data = json.loads(line)
+        for number, line in enumerate(whole.splitlines(), start=1):
+            try:
+                data = json.loads(line)
+                version, trial = data["engine"], Trial.from_json(data)
+            except (ValueError, KeyError, TypeError) as err:
+                raise ConfigError(f"{path.name}, line {number} is damaged: {err!r}", field="resume") from err
             # Scores of another engine version are not comparable: they are left out, and asked again.
-            if data.pop("engine") == self._version:
-                trial = Trial.from_json(data)
+            if version == self._version:
                 self._known[trial.key] = trial

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from shardwise.agent.context import Context
@@ -10,6 +10,7 @@ from shardwise.agent.nodes.project import gain_pct
 from shardwise.agent.nodes.report import said
 from shardwise.agent.state import TuneState
 from shardwise.agent.trial import changed
+from shardwise.engine.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,11 @@ class TuneResult:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TuneResult:
-        """The inverse of :meth:`as_json`."""
+        """The inverse of :meth:`as_json`. Raises :class:`ConfigError` for what another version wrote."""
+        names = {one.name for one in fields(cls)}
+        if set(data) != names:
+            odd = ", ".join(sorted(set(data) ^ names))
+            raise ConfigError(f"result.json was written by another version ({odd})", field="resume")
         return cls(**data)
 
 

@@ -93,7 +93,10 @@ class RunFolder:
         """The finished result, or None while there is none."""
         if not self.result.is_file():
             return None
-        data: dict[str, Any] = json.loads(self.result.read_text("utf-8"))
+        try:
+            data: dict[str, Any] = json.loads(self.result.read_text("utf-8"))
+        except ValueError as err:
+            raise ConfigError(f"{self.result.name} is damaged ({err}); delete it", field="resume") from err
         return data
 
     @contextmanager

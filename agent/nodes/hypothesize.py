@@ -19,6 +19,9 @@ def hypothesizer(state: TuneState, runtime: Runtime[Context]) -> TuneState:
     update = TuneState()
     proposer = state["proposer"]
     queue: list[Candidate] = []
+    if not len(ctx.space.fitting):
+        # No model can propose what fits where nothing does.
+        return ctx.leave(TuneState(queue=[], stop=_nothing_left(ctx, state)))
     if proposer == "llm":
         from shardwise.agent.hypothesis import propose_with_llm
 

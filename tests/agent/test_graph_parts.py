@@ -41,6 +41,13 @@ def test_the_oracle_scores_once_and_remembers_across_objects(tmp_path):
     assert other.known(trial.key) is None, "scores of another engine version are not comparable"
 
 
+def test_a_damaged_trials_file_is_named_with_its_line(tmp_path):
+    path = tmp_path / "trials.jsonl"
+    path.write_text('{"engine": "x"}\n')
+    with pytest.raises(ConfigError, match=r"trials.jsonl, line 1"):
+        Oracle(REQUEST, project, engine_version=ENGINE_VERSION, path=path)
+
+
 def test_fields_mean_the_same_recipe():
     for extra in ({}, {"tp": 4, "sequence_parallel": False}, {"recompute": "full"}, {"precision": "fp8"}):
         recipe = load_recipe(

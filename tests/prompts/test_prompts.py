@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.engine.errors import ConfigError
 from shardwise.prompts import load
-from shardwise.prompts.loader import Prompt, available
+from shardwise.prompts.loader import Prompt, PromptError, available
 
 
 def test_every_template_has_a_version_and_is_bounded():
@@ -21,12 +20,12 @@ def test_every_template_has_a_version_and_is_bounded():
 def test_holes_must_all_be_filled_and_no_more():
     prompt = Prompt("p", 1, '{{a}} and {{b}}; {"json": {}}')
     assert prompt.fill(a="1", b="{{a}}") == '1 and {{a}}; {"json": {}}'
-    with pytest.raises(ConfigError, match="lacks b"):
+    with pytest.raises(PromptError, match="lacks b"):
         prompt.fill(a="1")
-    with pytest.raises(ConfigError, match="does not know c"):
+    with pytest.raises(PromptError, match="does not know c"):
         prompt.fill(a="1", b="2", c="3")
 
 
-def test_an_unknown_template_names_the_nearest():
-    with pytest.raises(ConfigError, match="system"):
+def test_an_unknown_template_is_named():
+    with pytest.raises(PromptError, match="unknown prompt .sytem."):
         load("sytem")
