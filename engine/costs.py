@@ -106,23 +106,18 @@ class Pricing:
             rate = rate * eff.grouped_gemm
         size = saved_input_bytes(self.low) if op.quantised else np.full_like(self.rate, 2.0)
 
-        def product(m: Floats, n: Floats, k: Floats) -> Floats:
-            return gemm_seconds(
-                m,
-                n,
-                k,
-                rate=rate,
-                bandwidth=self.hbm,
-                compute_units=cluster.gpu.compute_units,
-                launch_s=eff.kernel_launch_s,
-                groups=op.groups,
-                element_bytes=size,
-            )
-
-        forward, dgrad, wgrad = (
-            product(op.m, op.n, op.k),
-            product(op.m, op.k, op.n),
-            product(op.k, op.n, op.m),
+        # Forward, input gradient and weight gradient, stacked.
+        m, n, k = np.broadcast_arrays(op.m, op.n, op.k)
+        forward, dgrad, wgrad = gemm_seconds(
+            np.stack([m, m, k]),
+            np.stack([n, k, n]),
+            np.stack([k, n, m]),
+            rate=rate,
+            bandwidth=self.hbm,
+            compute_units=cluster.gpu.compute_units,
+            launch_s=eff.kernel_launch_s,
+            groups=op.groups,
+            element_bytes=size,
         )
         # Quantising reads 16 bits and writes both layouts; weights are cast once per step, not counted.
         cast = np.where(size < 2.0, (2.0 + 2 * size) / self.hbm, 0.0)

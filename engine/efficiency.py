@@ -135,10 +135,20 @@ class Calibration:
 
 @lru_cache(maxsize=1)
 def shipped_calibration() -> Calibration:
-    """The calibration that comes with the engine, ``calibration.yaml``."""
-    text = files("shardwise.engine").joinpath("calibration.yaml").read_text(encoding="utf-8")
+    """The calibration that comes with the engine and that projections use, ``calibration.yaml``."""
+    return _shipped("calibration.yaml")
+
+
+@lru_cache(maxsize=1)
+def priors() -> Calibration:
+    """What was known of the parameters before any measured run, ``priors.yaml``: where a fit starts."""
+    return _shipped("priors.yaml")
+
+
+def _shipped(name: str) -> Calibration:
+    text = files("shardwise.engine").joinpath(name).read_text(encoding="utf-8")
     document = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    return Calibration.from_document(document, where="calibration.yaml")
+    return Calibration.from_document(document, where=name)
 
 
 def matrix_rate(gpu: GPU, precision: Ints, eff: Efficiency) -> Floats:

@@ -12,9 +12,11 @@ from shardwise.engine.table import Floats
 
 Number = npt.ArrayLike
 
-_TILES: tuple[tuple[int, int, float], ...] = ((256, 128, 1.0), (128, 128, 0.95), (64, 64, 0.65))
-"""Output tile (rows, columns) and its rate over the largest tile's. A smaller tile reads more operand
-bytes per FLOP; the ratios are those of CUTLASS' published tile sweeps, rounded."""
+_TILE_ROWS = np.array([256.0, 128.0, 64.0])
+_TILE_COLUMNS = np.array([128.0, 128.0, 64.0])
+_TILE_RATE = np.array([1.0, 0.95, 0.65])
+"""Output tiles and their rate over the largest one's. A smaller tile reads more operand bytes per FLOP;
+the ratios are those of CUTLASS' published tile sweeps, rounded."""
 
 _K_PROLOGUE = 128.0
 """Depth of K that filling and draining the tile pipeline costs, in elements (three stages of 32 to 64)."""
@@ -37,19 +39,16 @@ def gemm_seconds(
     ``rate``: sustained FLOP/s of a large product; ``bandwidth``: achievable HBM bytes/s. The best tile
     is taken: padding to whole tiles and a partly filled last wave cost what they cost.
     """
-    m, n, k, groups = (np.asarray(x, dtype=np.float64) for x in (m, n, k, groups))
-    best: Floats | None = None
-    for rows, columns, relative in _TILES:
-        tiles = groups * np.ceil(m / rows) * np.ceil(n / columns)
-        waves = tiles / compute_units
-        # Split-K and stream-K scheduling recover part of a bad last wave, hence the half-way rounding.
-        filled = np.where(waves > 1, (np.ceil(waves) + waves) / 2, 1.0)
-        flops = filled * compute_units * 2.0 * rows * columns * (k + _K_PROLOGUE)
-        seconds = flops / (np.asarray(rate) * relative)
-        best = seconds if best is None else np.minimum(best, seconds)
-    assert best is not None
+    m, n, k, groups = np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in (m, n, k, groups)))
+    # Tiles along a new first axis.
+    rows, columns, relative = (x.reshape(-1, *(1,) * m.ndim) for x in (_TILE_ROWS, _TILE_COLUMNS, _TILE_RATE))
+    waves = groups * np.ceil(m / rows) * np.ceil(n / columns) / compute_units
+    # Split-K and stream-K scheduling recover part of a bad last wave, hence the half-way rounding.
+    filled = np.where(waves > 1, (np.ceil(waves) + waves) / 2, 1.0)
+    per_wave = compute_units * 2.0 * rows * columns / relative
+    math = (filled * per_wave).min(axis=0) * (k + _K_PROLOGUE) / np.asarray(rate)
     moved = groups * (m * k + k * n + m * n) * np.asarray(element_bytes)
-    return np.asarray(np.maximum(best, moved / bandwidth) + launch_s)
+    return np.asarray(np.maximum(math, moved / bandwidth) + launch_s)
 
 
 def attention_seconds(

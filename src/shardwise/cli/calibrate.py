@@ -31,7 +31,7 @@ def calibrate(
     ] = 5,
     json_: JsonFlag = False,
 ) -> None:
-    """Fit the engine's physical parameters to measured cases, starting from the shipped ones as priors.
+    """Fit the engine's physical parameters to measured cases, starting from what is published of kernels and links.
 
     The fit takes minutes. What it was fitted on, and which parameters only echo their prior, stand in
     the file.
@@ -40,13 +40,13 @@ def calibrate(
 
     from shardwise.cli.render.progress import stepper
     from shardwise.engine import calibration
-    from shardwise.engine.efficiency import shipped_calibration
+    from shardwise.engine.efficiency import priors
     from shardwise.engine.files import write_text
 
     paths = [Path(name) for name in files]
     observations = calibration.read_observations(paths)
     with stepper("fitting", quiet=json_) as step:
-        fitted = calibration.fit(observations, shipped_calibration(), iterations=iterations, progress=step)
+        fitted = calibration.fit(observations, priors(), iterations=iterations, progress=step)
     document = calibration.as_document(fitted, observations, paths)
     write_text(Path(out), yaml.safe_dump(document, sort_keys=False))
     moved = {
