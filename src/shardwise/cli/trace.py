@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -104,9 +105,9 @@ def locate(trace: str) -> Path:
     from shardwise.engine.errors import ConfigError
 
     path = Path(trace)
-    if path.is_dir():
+    if os.path.isdir(path):
         path = path / "trace.jsonl"
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ConfigError(f"TRACE = {trace!r}: no such trace file or run folder", field="trace")
     return path
 
