@@ -227,6 +227,10 @@ def residual_quantiles(fitted: Fit, observations: Sequence[Observation]) -> dict
     moe = np.array([o.recipe.model.is_moe for o in observations])
     result = {}
     for kind, mask in (("dense", ~moe), ("moe", moe)):
+        if not mask.any():
+            # Nothing to learn from: what was known before stays.
+            result[kind] = fitted.calibration.residuals[kind]
+            continue
         order = np.argsort(ratio[mask])
         share = np.cumsum(fitted.weights[mask][order])
         low, high = (float(np.interp(q * share[-1], share, ratio[mask][order])) for q in (0.1, 0.9))

@@ -14,6 +14,8 @@ def write_text(path: Path, text: str, *, field: str = "out") -> None:
 
     Raises :class:`ConfigError` where the folder is missing or not writable.
     """
+    if not path.name:
+        raise ConfigError(f"{field} = {str(path)!r}: cannot be written (no file's name)", field=field)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("w", encoding="utf-8") as file:

@@ -62,6 +62,7 @@ def refused(args: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["tune", "--resume", "a", "--out", "b"], ["--resume", "--out"]),
         (["tune", *LLAMA, "--from", "megatron-lm"], ["--from", "RECIPE"]),
         (["project", "--model", "m" * 400, "--cluster", "h100:1x8"], ["unknown model 'mmm", "known"]),
+        (["export", *LLAMA, "--to", "primus", "--out", "/"], ["--out", "cannot be written"]),
         (["trace", "verify", "t" * 400], ["TRACE", "no such trace"]),
         (["tune", "--resume", "r" * 400], ["resume", "request.json"]),
         (["export", *LLAMA, "--to", "primus", "--out", "o" * 254], ["--out", "cannot be written"]),
@@ -73,6 +74,11 @@ def test_one_line_that_names_what_is_wrong(
 ) -> None:
     line = refused(args, capsys)
     assert [word for word in words if word not in line] == []
+
+
+def test_stdin_is_never_a_path(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(__file__.encode())))
+    assert "not recognised" in refused(["import", "-"], capsys)
 
 
 @pytest.mark.parametrize("text", ["{: [", "model: [", "just words", "- a\n- list", "", "model: x\nmodel: y"])

@@ -67,7 +67,7 @@ def source_fields(given: Given) -> dict[str, Any]:
     framework = given.from_ or recognise(text)
     if framework is not None:
         # A file is read again by its path, because it may name others beside it.
-        origin = text if given.source == STDIN else Path(given.source)
+        origin = _as_text(text) if given.source == STDIN else Path(given.source)
         return dict(_imported(origin, framework, model, cluster).recipe)
     return parse_mapping(text, where=_where(given.source))
 
@@ -77,7 +77,7 @@ def import_source(source: str, *, from_: str | None, model: str | None, cluster:
     from shardwise.engine.catalog.documents import read_text
 
     text = read_text(source, what="FILE")
-    return _imported(text if source == STDIN else Path(source), from_, model, cluster)
+    return _imported(_as_text(text) if source == STDIN else Path(source), from_, model, cluster)
 
 
 def assignments(items: Iterable[str]) -> dict[str, Any]:
@@ -120,6 +120,11 @@ def recipe_yaml(recipe: Mapping[str, Any]) -> str:
     import yaml
 
     return yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True)
+
+
+def _as_text(text: str) -> str:
+    """What came on stdin, ended by a newline: a single word without one would be read as a file's path."""
+    return text if text.endswith("\n") else f"{text}\n"
 
 
 def _imported(origin: str | Path, from_: str | None, model: str | None, cluster: str | None) -> Imported:
