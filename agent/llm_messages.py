@@ -16,7 +16,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel
 
-from shardwise.traces.canonical import canonical, jsonable
+from shardwise.traces.canonical import canonical, jsonable, without_controls
 from shardwise.traces.redact import redact
 
 MAX_DEPTH = 32
@@ -79,22 +79,30 @@ def answer_from(data: Mapping[str, Any], usage: Mapping[str, Any] | None = None)
 
 
 def cleaned(answer: AIMessage) -> AIMessage:
-    """The answer with tool arguments that JSON can hold: NaN and infinities become words, which no
-    number field accepts. Raises ``ValueError`` for arguments nested deeper than ``MAX_DEPTH``.
+    """The answer as the trace will hold it, so that a replay sees what the run saw: keys in order, no half
+    characters (they could not be sent back either), no terminal controls, and numbers that JSON has (NaN and
+    infinities become words, which no number field accepts). Raises ``ValueError`` for arguments nested deeper
+    than ``MAX_DEPTH``.
     """
-    calls = [{**call, "args": _finite(call["args"], 0)} for call in answer.tool_calls]
-    return answer if calls == answer.tool_calls else answer.model_copy(update={"tool_calls": calls})
+    parts = {
+        "content": _plain(answer.content, 0),
+        "tool_calls": [_plain(call, -1) for call in answer.tool_calls],
+        "invalid_tool_calls": [_plain(call, -1) for call in answer.invalid_tool_calls],
+    }
+    return answer.model_copy(update=parts)
 
 
-def _finite(value: Any, depth: int) -> Any:
+def _plain(value: Any, depth: int) -> Any:
     if depth > MAX_DEPTH:
         raise ValueError(f"tool arguments are nested deeper than {MAX_DEPTH} levels")
+    if isinstance(value, str):
+        return without_controls(jsonable(value))
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
-        return {str(key): _finite(item, depth + 1) for key, item in value.items()}
+        return {_plain(str(key), 0): _plain(value[key], depth + 1) for key in sorted(value, key=str)}
     if isinstance(value, (list, tuple)):
-        return [_finite(item, depth + 1) for item in value]
+        return [_plain(item, depth + 1) for item in value]
     return value
 
 

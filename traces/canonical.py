@@ -58,6 +58,14 @@ def jsonable(value: Any) -> Any:
     raise TraceFormatError(f"a {type(value).__name__} has no JSON form")
 
 
+_CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n\r"}
+
+
+def without_controls(text: str) -> str:
+    """``text`` without the characters that command a terminal."""
+    return text.translate(_CONTROLS)
+
+
 def _unicode(text: str) -> str:
     """``text`` with half a surrogate pair replaced by U+FFFD: a reply cut in mid-emoji has one, UTF-8
     has none.

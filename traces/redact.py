@@ -34,7 +34,7 @@ _SHAPES: tuple[tuple[re.Pattern[str], str], ...] = (
     # api_key = VALUE, "api_key": "VALUE", password: VALUE
     (
         re.compile(
-            r"(?i)\b((?:[A-Z0-9]+[_-])*(?:api[_-]?key|apikey|secret(?:[_-]?(?:access[_-]?)?key)?|client[_-]?secret"
+            r"(?i)\b((?:[A-Z0-9]{1,40}[_-]){0,8}(?:api[_-]?key|apikey|secret(?:[_-]?(?:access[_-]?)?key)?|client[_-]?secret"
             r"|password|passwd|access[_-]?token|auth[_-]?token|refresh[_-]?token|hf[_-]?token)"
             r"[\"']?\s*[=:]\s*[\"']?)(?!\[redacted\])[^\s\"',;&)}\]]{4,}"
         ),

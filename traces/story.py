@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardwise.traces.canonical import canonical
+from shardwise.traces.canonical import canonical, without_controls
 from shardwise.traces.events import (
     BudgetEvent,
     CandidateEvent,
@@ -58,7 +58,7 @@ def story(events: Iterable[Event]) -> list[str]:
     teller = _Teller()
     for event in events:
         _TELL[event.kind](teller, event)
-    return teller.lines
+    return [without_controls(line) for line in teller.lines]
 
 
 def changes_in_words(changes: Mapping[str, Any]) -> str:

@@ -16,11 +16,12 @@ from servers import MisbehavingServer, completion, error
 
 from shardwise.agent.errors import ProviderError, ReplayDiverged
 from shardwise.agent.llm_call import ask
-from shardwise.agent.llm_messages import answer_data, answer_from, message_data
+from shardwise.agent.llm_messages import answer_data, answer_from, cleaned, message_data
 from shardwise.agent.providers import chat_model
 from shardwise.agent.replay_model import ReplayModel, exchanges, request_hash
 from shardwise.agent.retry import RetryPolicy
 from shardwise.traces import TraceWriter, diff, read_trace, verify
+from shardwise.traces.canonical import jsonable
 
 QUICK = RetryPolicy(attempts=2, first_wait_s=0.0, jitter=0.0)
 
@@ -254,3 +255,14 @@ def test_blocks_of_text_and_reasoning_are_told_apart() -> None:
     message = AIMessage([{"type": "reasoning", "reasoning": "hm"}, {"type": "text", "text": "yes"}])
     assert message_data(message) == {"role": "assistant", "content": "yes"}
     assert answer_data(message)["reasoning"] == "hm"
+
+
+def test_an_answer_is_used_as_the_trace_holds_it() -> None:
+    args = {"b": float("nan"), "a": {"z": "x\x1b[2J", "y": "\ud800"}}
+    answer = cleaned(
+        AIMessage(content="half \ud800\x07\n", tool_calls=[{"name": "propose", "args": args, "id": "1"}])
+    )
+    assert answer.content == "half \ufffd\ufffd\n"
+    assert list(answer.tool_calls[0]["args"]) == ["a", "b"]
+    assert answer.tool_calls[0]["args"] == {"a": {"y": "\ufffd", "z": "x\ufffd[2J"}, "b": "nan"}
+    assert answer_from(jsonable(answer_data(answer))).tool_calls == answer.tool_calls
