@@ -19,6 +19,7 @@ from shardwise.agent.trial import Trial, changed, default_of, recipe_of, value_o
 from shardwise.engine.errors import ConfigError
 from shardwise.engine.recipe import RECOMPUTE_MODULES, Recipe
 from shardwise.engine.table import WORDS
+from shardwise.engine.units import GIB
 from shardwise.prompts import load
 from shardwise.tools.bench import Bench, TrialView
 
@@ -38,7 +39,6 @@ _COMPACT = (
     "precision",
 )
 """What a small model may change; the rest is left to the heuristic proposer."""
-_GIB = 1024.0**3
 
 
 def bench_of(ctx: Context, state: TuneState) -> Bench:
@@ -128,7 +128,7 @@ def compact_prompt(ctx: Context, state: TuneState) -> tuple[str, dict[str, list[
         incumbent=words({name: value_of(start.fields, name) for name in choices}),
         speed=f"{start.tokens_per_s_per_gpu:.0f} tokens/s/GPU",
         slowest=", ".join(f"{name} {100 * value / total:.0f}%" for name, value in slowest),
-        memory=f"{start.peak_bytes / _GIB:.0f} of {capacity / _GIB:.0f} GiB",
+        memory=f"{start.peak_bytes / GIB:.0f} of {capacity / GIB:.0f} GiB",
         fixed=_or_none(words(ctx.request.fixed) if ctx.request.fixed else ""),
         axes="; ".join(f"{name} {'|'.join(_word(v) for v in values)}" for name, values in choices.items()),
         results=_or_none("; ".join(_result_lines(ctx, state, MAX_COMPACT_RESULTS))),
@@ -162,7 +162,7 @@ def _figures(trial: Trial) -> str:
     )
     fits = "fits" if trial.fits else "does not fit"
     return (
-        f"{trial.tokens_per_s_per_gpu:.1f} tokens/s/GPU, peak {trial.peak_bytes / _GIB:.1f} GiB ({fits}); "
+        f"{trial.tokens_per_s_per_gpu:.1f} tokens/s/GPU, peak {trial.peak_bytes / GIB:.1f} GiB ({fits}); "
         f"step: {shares}"
     )
 

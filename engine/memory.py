@@ -19,8 +19,7 @@ from shardwise.engine.recipe import Recipe
 from shardwise.engine.results import DEFAULT_MARGIN, MEMORY_ITEMS, MemoryReport, StageMemory, Verdict
 from shardwise.engine.schedule.closed_form import in_flight
 from shardwise.engine.table import Floats, Ints, Table
-
-GIB = 2.0**30
+from shardwise.engine.units import GIB
 
 TIGHT = 1.0 - DEFAULT_MARGIN
 """From this share of the capacity on a recipe is ``tight``."""

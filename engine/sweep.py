@@ -21,10 +21,10 @@ from shardwise.engine.recipe_io import dump_recipe
 from shardwise.engine.results import DEFAULT_MARGIN
 from shardwise.engine.space import Axes, default_axes, legal_chunks
 from shardwise.engine.table import Table
+from shardwise.engine.units import GIB
 
 CHUNK = 8192
 """Rows scored at once: large enough to amortise NumPy's overhead, small enough for the cache."""
-GIB = 1024**3
 
 
 @dataclass(frozen=True, slots=True)

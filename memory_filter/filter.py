@@ -18,10 +18,10 @@ from shardwise.engine.memory import memory_table
 from shardwise.engine.recipe import Recipe
 from shardwise.engine.results import DEFAULT_MARGIN, MEMORY_ITEMS
 from shardwise.engine.table import Bools, Floats, Ints, Table
+from shardwise.engine.units import GIB
 
 CHUNK_ROWS = 16_384
 """Rows analysed at a time, so that the intermediate arrays stay in the cache."""
-_GIB = 2.0**30
 
 
 class Reasons(Sequence["str | None"]):
@@ -114,4 +114,4 @@ def filter_recipe(recipe: Recipe, margin: float = DEFAULT_MARGIN) -> FilterResul
 
 
 def _gib(size: float) -> str:
-    return f"{size / _GIB:.1f} GiB"
+    return f"{size / GIB:.1f} GiB"
