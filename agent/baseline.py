@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,9 @@ from shardwise.agent.request import TuneRequest
 from shardwise.agent.trial import Fields, fields_of, recipe_of, words
 from shardwise.engine import legality
 from shardwise.engine.errors import ConfigError
-from shardwise.engine.recipe import Recipe
+from shardwise.engine.recipe import RECOMPUTE_DETAILS, Recipe
 from shardwise.engine.recipe_io import DEFAULT_SEQ_LEN
-from shardwise.engine.table import COLUMNS, Table
+from shardwise.engine.table import Table
 from shardwise.memory_filter import filter_table
 
 SEQUENCES_PER_GPU = 4
@@ -98,7 +98,7 @@ def _fields(request: TuneRequest, recipe: dict[str, Any]) -> Fields:
         **request.fixed,
     }
     if request.fixed.get("recompute", fields.get("recompute")) != recipe.get("recompute"):
-        for name in ("recompute_method", "recompute_num_layers", "recompute_modules"):
+        for name in RECOMPUTE_DETAILS:
             if name not in request.fixed:
                 fields.pop(name, None)
     moved = "tp" in request.fixed and request.fixed["tp"] != recipe.get("tp")
@@ -137,7 +137,7 @@ def _plain_table(request: TuneRequest, base: Recipe, recompute: str) -> Table | 
         mask = legality.legal_mask(table)
         if mask.any():
             pieces.append(table.take(mask))
-    return stacked(pieces) if pieces else None
+    return Table.stacked(pieces) if pieces else None
 
 
 def _plain(base: Recipe) -> Fields:
@@ -154,11 +154,3 @@ def _near_domain(table: Table) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Expert parallel size where it stays inside the scale-up domain, 0 where it leaves it."""
     inside = table.ep * table.etp <= table.cluster.scale_up_size
     return np.where(inside, table.ep, 0)
-
-
-def stacked(pieces: list[Table]) -> Table:
-    """Tables of one model and cluster below each other; at least one."""
-    columns: dict[str, Any] = {
-        name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in COLUMNS
-    }
-    return replace(pieces[0], **columns)

@@ -14,19 +14,14 @@ import numpy.typing as npt
 
 from shardwise.agent import napkin
 from shardwise.engine.pipeline_layout import chunk_layers
-from shardwise.engine.recipe import RECOMPUTES
+from shardwise.engine.recipe import PIPELINE_SPLIT, RECOMPUTE_DETAILS, RECOMPUTES
 from shardwise.engine.table import COLUMNS, METHODS, Bools, Floats, Ints, Table
 
 JOINT: dict[str, tuple[str, ...]] = {
-    "recompute": ("recompute", "recompute_method", "recompute_num_layers", "recompute_modules"),
+    "recompute": ("recompute", *RECOMPUTE_DETAILS),
     "tp": ("tp", "sequence_parallel"),
     "dp_sharding": ("dp_sharding", "dp_shard_size", "fsdp_reshard_after_forward"),
-    "pipeline_split": (
-        "num_layers_in_first_pipeline_stage",
-        "num_layers_in_last_pipeline_stage",
-        "account_for_embedding_in_pipeline_split",
-        "account_for_loss_in_pipeline_split",
-    ),
+    "pipeline_split": PIPELINE_SPLIT,
 }
 """Axis -> the columns that move together on it."""
 _JOINED = {column for columns in JOINT.values() for column in columns}

@@ -18,19 +18,8 @@ import yaml
 
 from shardwise.engine.cluster import GPU
 from shardwise.engine.errors import ConfigError, UnsupportedError
-from shardwise.engine.recipe import PRECISIONS
+from shardwise.engine.recipe import MATRIX_FORMAT, PRECISIONS
 from shardwise.engine.table import Floats, Ints
-
-MATRIX_FORMAT: dict[str, str] = {
-    "bf16": "bf16",
-    "fp16": "fp16",
-    "fp8-delayed": "fp8",
-    "fp8-tensorwise": "fp8",
-    "fp8-blockwise": "fp8",
-    "mxfp8": "mxfp8",
-    "nvfp4": "fp4",
-}
-"""Recipe precision -> the format its large GEMMs run in (a key of ``GPU.peak_flops``)."""
 
 
 @dataclass(frozen=True, slots=True)

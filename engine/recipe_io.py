@@ -25,7 +25,7 @@ from shardwise.engine.catalog.keys import refuse_unknown_keys
 from shardwise.engine.cluster import Cluster
 from shardwise.engine.errors import ConfigError
 from shardwise.engine.model import Model
-from shardwise.engine.recipe import Recipe
+from shardwise.engine.recipe import RECOMPUTE_DETAILS, Recipe
 
 DEFAULT_SEQ_LEN = 4096
 """Sequence length when none is given, tokens (less for a model with fewer positions)."""
@@ -36,7 +36,6 @@ MAX_SIZE = 1_000_000_000
 
 _ALWAYS = ("model", "cluster", "tp", "pp", "cp", "ep", "mbs", "gbs", "seq_len")
 _FIELDS = tuple(Recipe.model_fields)
-_RECOMPUTE_DETAILS = ("recompute_method", "recompute_num_layers", "recompute_modules")
 _COUNTS = tuple(name for name, field in Recipe.model_fields.items() if "int" in str(field.annotation))
 
 
@@ -123,7 +122,7 @@ def apply_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> di
     refuse_unknown_keys(overrides, _FIELDS, "override")
     given = {key: value for key, value in overrides.items() if value is not None}
     dropped = (
-        _RECOMPUTE_DETAILS if given.get("recompute", data.get("recompute")) != data.get("recompute") else ()
+        RECOMPUTE_DETAILS if given.get("recompute", data.get("recompute")) != data.get("recompute") else ()
     )
     return {**{key: value for key, value in data.items() if key not in dropped}, **given}
 

@@ -140,6 +140,14 @@ class Table:
         index = np.asarray(rows)
         return replace(self, **{name: getattr(self, name)[index] for name in COLUMNS})
 
+    @classmethod
+    def stacked(cls, pieces: Sequence[Table]) -> Table:
+        """Tables of one model and cluster, one below the other; at least one."""
+        if len(pieces) == 1:
+            return pieces[0]
+        columns = {name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in COLUMNS}
+        return cls(pieces[0].model, pieces[0].cluster, **columns)
+
     def recipe(self, row: int) -> Recipe:
         """Row ``row`` as a validated :class:`Recipe`."""
         data: dict[str, Any] = {"model": self.model, "cluster": self.cluster}

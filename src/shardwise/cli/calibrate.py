@@ -33,8 +33,8 @@ def calibrate(
 ) -> None:
     """Fit the engine's physical parameters to measured cases.
 
-    The fit starts from what is published of kernels and links, and takes minutes. What it was fitted on, and which parameters only echo their prior, stand in
-    the file.
+    It starts from what is published of kernels and links and takes minutes. What it was fitted on, and which
+    parameters only echo their prior, stand in the file.
     """
     import yaml
 

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardwise.engine.recipe import PIPELINE_SPLIT, RECOMPUTE_DETAILS
+
 if TYPE_CHECKING:
     from shardwise.engine.recipe import Recipe
     from shardwise.engine.results import Projection
@@ -24,15 +26,12 @@ _TOGETHER = (
     (
         "pp",
         "vpp",
-        "num_layers_in_first_pipeline_stage",
-        "num_layers_in_last_pipeline_stage",
-        "account_for_embedding_in_pipeline_split",
-        "account_for_loss_in_pipeline_split",
+        *PIPELINE_SPLIT,
         "pp_schedule",
     ),
     ("cp", "cp_comm_type"),
     ("mbs",),
-    ("recompute", "recompute_method", "recompute_num_layers", "recompute_modules"),
+    ("recompute", *RECOMPUTE_DETAILS),
     ("dp_sharding", "dp_shard_size", "fsdp_reshard_after_forward"),
 )
 """Fields that mean little apart; groups in the order of the walk, all other fields follow alone."""
