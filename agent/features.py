@@ -7,14 +7,14 @@ sequence parallelism). Axes are found, not listed: whatever varies in the space 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shardwise.agent import napkin
+from shardwise.engine.memory import recomputed_share_of_model
 from shardwise.engine.pipeline_layout import chunk_layers
-from shardwise.engine.recipe import PIPELINE_SPLIT, RECOMPUTE_DETAILS, RECOMPUTES
+from shardwise.engine.recipe import PIPELINE_SPLIT, RECOMPUTE_DETAILS
 from shardwise.engine.table import COLUMNS, METHODS, Bools, Floats, Ints, Table
 
 JOINT: dict[str, tuple[str, ...]] = {
@@ -99,15 +99,7 @@ def numbers(table: Table) -> Floats:
     micro_batches = np.maximum(table.gbs // np.maximum(table.mbs * table.dp, 1), 1)
     bubble = np.log1p((table.pp - 1) / (table.vpp * micro_batches))
     logs = [np.log2(getattr(table, name).astype(np.float64)) for name in LOGS]
-    return np.stack([napkin.log_time(table), bubble, _recomputed_share(table), *logs], axis=1)
-
-
-def _recomputed_share(table: Table) -> Floats:
-    full = table.recompute == RECOMPUTES.index("full")
-    block = full & (table.recompute_method == METHODS.index("block"))
-    chunks = table.pp * table.vpp
-    share = np.where(block, table.recompute_num_layers * chunks / table.model.num_layers, 1.0)
-    return np.asarray(np.where(full, np.minimum(share, 1.0), 0.0))
+    return np.stack([napkin.log_time(table), bubble, recomputed_share_of_model(table), *logs], axis=1)
 
 
 def _number(table: Table, columns: tuple[str, ...], levels: tuple[Floats, ...]) -> tuple[Ints, Bools]:
@@ -142,9 +134,3 @@ def differing(codes: npt.NDArray[np.int16], one: npt.NDArray[np.int16]) -> Ints:
 def axis_columns(axis: str) -> tuple[str, ...]:
     """The recipe fields that move on ``axis``."""
     return AXES[axis]
-
-
-def axis_of(changes: dict[str, Any]) -> str:
-    """The axis that all ``changes`` lie on; empty when they lie on several."""
-    found = {axis for axis, columns in AXES.items() if any(name in columns for name in changes)}
-    return found.pop() if len(found) == 1 else ""

@@ -152,7 +152,7 @@ class Table:
         """Row ``row`` as a validated :class:`Recipe`."""
         data: dict[str, Any] = {"model": self.model, "cluster": self.cluster}
         for name in COLUMNS:
-            data[name] = _decode(name, getattr(self, name)[row].item())
+            data[name] = decode(name, getattr(self, name)[row].item())
         if data["recompute"] != "full":
             data["recompute_method"] = data["recompute_num_layers"] = None
         return Recipe.build(data)
@@ -205,7 +205,8 @@ def _encode(name: str, value: Any) -> Any:
     return value
 
 
-def _decode(name: str, value: Any) -> Any:
+def decode(name: str, value: Any) -> Any:
+    """What the entry ``value`` of column ``name`` stands for: a word, words, a number, or None for unset."""
     if name == "recompute_modules":
         return tuple(word for i, word in enumerate(RECOMPUTE_MODULES) if value >> i & 1)
     if name in WORDS:

@@ -53,11 +53,6 @@ class Imported:
     notes: tuple[str, ...] = ()
     """What was rewritten, assumed or cannot be represented, one line each."""
 
-    @property
-    def recipe_dict(self) -> dict[str, Any]:
-        """The same as ``recipe``."""
-        return self.recipe
-
 
 @dataclass(frozen=True, slots=True)
 class Written:

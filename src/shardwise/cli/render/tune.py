@@ -18,7 +18,7 @@ from shardwise.cli.render.projection import throughput
 from shardwise.cli.render.recipe import place, settings
 from shardwise.cli.render.units import NONE, count, gib, percent, seconds, signed_percent, word
 
-_HIDDEN_BY_OVERLAP = ("tp_comm", "ep_comm", "cp_comm", "pp_comm", "dp_comm_exposed")
+_COMMUNICATION = ("tp_comm", "ep_comm", "cp_comm", "pp_comm", "dp_comm_exposed")
 _STAGES = 8
 
 
@@ -152,7 +152,7 @@ def _bottleneck(projection: Mapping[str, Any]) -> str:
     times = projection["time_breakdown_s"]
     whole = sum(times.values())
     largest = max(times, key=lambda name: times[name])
-    exposed = sum(times[name] for name in _HIDDEN_BY_OVERLAP)
+    exposed = sum(times[name] for name in _COMMUNICATION)
     return (
         f"bottleneck: {largest}, {percent(times[largest] / whole)} of the step; "
         f"exposed communication {percent(exposed / whole)}, bubble {percent(times['bubble'] / whole)}"
