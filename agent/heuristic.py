@@ -53,8 +53,7 @@ def propose(
             break
         mean, sd = Surrogate(known, log_times).mean_and_sd(space.points.take(rows))
         hope = np.round(mean - OPTIMISM * sd, 9) + jitter
-        # The last of a round stays next to the incumbent: what the model got wrong far away cannot mislead
-        # it.
+        # The last of a round stays next to the incumbent, where what the model got wrong far away cannot mislead.
         pool = near if number == count - 1 and near.any() else np.ones(len(rows), dtype=bool)
         best = int(np.argmin(np.where(pool, hope, np.inf)))
         expected = float(-np.log(start.score(objective)) - mean[best])

@@ -2,8 +2,7 @@
 
 - Every score is in ``trials.jsonl`` before it is used, every event in ``trace.jsonl``, every superstep in
   ``checkpoint.sqlite`` (durability ``sync``).
-- Resuming continues from the checkpoint; the interrupted node runs again, finds its scores known and its
-events
+- Resuming continues from the checkpoint; the interrupted node runs again, finds its scores known and its events
   told. Without a usable checkpoint the whole graph runs again the same way: free, and with the same outcome.
 """
 
@@ -11,6 +10,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from shardwise.agent.baseline import choose_baseline
 from shardwise.agent.budget import Budget
-from shardwise.agent.context import Context, monotonic
+from shardwise.agent.context import Context
 from shardwise.agent.journal import Journal
 from shardwise.agent.oracle import Oracle, Projector
 from shardwise.agent.providers import check_llm, parse_llm_spec
@@ -55,7 +55,7 @@ def tune(
     llm: BaseChatModel | None = None,
     retry: RetryPolicy | None = None,
     projector: Projector = project,
-    clock: Callable[[], float] = monotonic,
+    clock: Callable[[], float] = time.monotonic,
 ) -> TuneResult:
     """Run a search, or continue one.
 
@@ -161,8 +161,7 @@ def _run(ctx: Context, folder: RunFolder) -> tuple[Context, TuneState]:
 def _finished(ctx: Context, values: Any) -> TuneState:
     state: TuneState = dict(values)  # type: ignore[assignment]  # the graph's output has the state's keys
     ctx.journal.rewind(state["events"])
-    # After a rebuild the scores are known to the oracle's file; a checkpoint that outlived its trials is not
-    # usable.
+    # After a rebuild the oracle's file knows the scores; a checkpoint that outlived its trials is of no use.
     for key in state["trials"]:
         if ctx.oracle.known(key) is None:
             raise ConfigError(
@@ -194,9 +193,9 @@ def _standalone(text: str) -> Context:
     folder = Path(tempfile.mkdtemp(prefix="shardwise-"))
     return make_context(
         request,
-        journal=Journal(folder / "trace.jsonl", monotonic),
+        journal=Journal(folder / "trace.jsonl"),
         oracle=Oracle(request, project, engine_version=ENGINE_VERSION),
-        budget=Budget(request, monotonic, monotonic()),
+        budget=Budget(request, time.monotonic, time.monotonic()),
         llm=model,
         llm_name=name,
     )

@@ -75,9 +75,9 @@ def load_recipe(data: Mapping[str, Any], *, where: str = "recipe") -> Recipe:
 def dump_recipe(recipe: Recipe) -> dict[str, Any]:
     """The shortest mapping that :func:`load_recipe` reads back as ``recipe``.
 
-    Only JSON types, fields in fixed order.
-    ``model`` and ``cluster`` are names when they are the catalog's. The sizes that everybody asks
-    for are always there; any other field only where it differs from what it would be if left out.
+    Only JSON types, fields in fixed order. ``model`` and ``cluster`` are names when they are the catalog's.
+    The sizes that everybody asks for are always there; any other field only where it differs from what it
+    would be if left out.
     """
     sizes: dict[str, Any] = {name: getattr(recipe, name) for name in _ALWAYS}
     # What the fields left out would be, given those that are there.

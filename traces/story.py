@@ -67,9 +67,7 @@ def changes_in_words(changes: Mapping[str, Any]) -> str:
 
 
 def figures_in_words(figures: Mapping[str, Any]) -> str:
-    """Key figures of a projection in one line: throughput, step time, MFU, memory, verdict; the rest as
-    is.
-    """
+    """Key figures of a projection in one line: throughput, step time, MFU, memory, verdict; then the rest."""
     rest = dict(figures)
     told: list[str] = []
     shapes: tuple[tuple[str, Callable[[float], str]], ...] = (
