@@ -59,7 +59,7 @@ def jsonable(value: Any) -> Any:
 
 
 def _unicode(text: str) -> str:
-    """``text`` with half a surrogate pair, which a reply cut in mid-emoji has and UTF-8 has not, as U+FFFD."""
+    """``text`` with half a surrogate pair, as a reply cut in mid-emoji has it, made U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:
