@@ -53,7 +53,7 @@ def propose(
             break
         mean, sd = Surrogate(known, log_times).mean_and_sd(space.points.take(rows))
         hope = np.round(mean - OPTIMISM * sd, 9) + jitter
-        # The last of a round stays next to the incumbent: what the model gets wrong far away cannot mislead it.
+        # The last of a round stays next to the incumbent: what the model gets wrong afar cannot mislead it.
         pool = near if number == count - 1 and near.any() else np.ones(len(rows), dtype=bool)
         best = int(np.argmin(np.where(pool, hope, np.inf)))
         expected = float(-np.log(start.score(objective)) - mean[best])

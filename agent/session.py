@@ -3,7 +3,7 @@
 - Every score is in ``trials.jsonl`` before it is used, every event in ``trace.jsonl``, every superstep in
   ``checkpoint.sqlite`` (durability ``sync``).
 - Resuming continues from the checkpoint; the interrupted node runs again, finds its scores known and its
-  events told. Without a usable checkpoint the whole graph runs again the same way: free, with the same outcome.
+  events told. Without a usable checkpoint the whole graph runs again the same way: free, same outcome.
 """
 
 from __future__ import annotations

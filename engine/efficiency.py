@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
+from shardwise.engine.catalog.documents import read_mapping
 from shardwise.engine.cluster import GPU
 from shardwise.engine.errors import ConfigError, UnsupportedError
 from shardwise.engine.recipe import MATRIX_FORMAT, PRECISIONS
@@ -135,9 +135,7 @@ def priors() -> Calibration:
 
 
 def _shipped(name: str) -> Calibration:
-    text = files("shardwise.engine").joinpath(name).read_text(encoding="utf-8")
-    document = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    return Calibration.from_document(document, where=name)
+    return Calibration.from_document(read_mapping(Path(__file__).with_name(name)), where=name)
 
 
 def matrix_rate(gpu: GPU, precision: Ints, eff: Efficiency) -> Floats:

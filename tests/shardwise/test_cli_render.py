@@ -219,7 +219,7 @@ def test_validation_counts_what_was_not_scored() -> None:
         "interval80_coverage": 1.0,
         "memory": {"n": 0, "median_abs_error_pct": None},
         "oom": {"n": 0, "caught": 0, "ran": 1, "false_alarms": 0},
-        "by_group": {"gpu": {"h100": {"n": 1, **figures}}},
+        "by_group": {"gpu": {"h100": {"n": 2, "scored": 1, **figures}}},
     }
     out = text(validation({"cases": cases, "summary": summary}))
     assert "2, of which scored 1" in out
