@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from shardwise import __version__
 from shardwise.agent.baseline import choose_baseline
 from shardwise.agent.budget import Budget
 from shardwise.agent.context import Context
@@ -130,7 +130,7 @@ def make_context(
         retry=retry,
         text=text,
         run_id=run_id,
-        versions={"engine": ENGINE_VERSION, "shardwise": package_version()},
+        versions={"engine": ENGINE_VERSION, "shardwise": __version__},
     )
 
 
@@ -235,11 +235,3 @@ def _compact(request: TuneRequest) -> bool:
     if spec.provider == "llamacpp":
         return True
     return request.base_url is not None and urlsplit(request.base_url).hostname in _LOOPBACK
-
-
-def package_version() -> str:
-    """The installed version; ``0`` when run from a source tree."""
-    try:
-        return version("shardwise")
-    except PackageNotFoundError:
-        return "0"

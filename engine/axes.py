@@ -27,6 +27,7 @@ LONG_SEQUENCE = 16384
 TOKENS_PER_CONTEXT_RANK = 2048
 """Context parallelism is not searched below this local sequence length (tokens)."""
 MAX_MICRO_BATCH = 16
+"""Largest micro batch size that is searched, sequences."""
 BLOCK_SHARES = (0.25, 0.5, 0.75)
 """Shares of a chunk's layers that block recomputation is tried with."""
 
