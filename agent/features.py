@@ -96,8 +96,7 @@ def numbers(table: Table) -> Floats:
     The bubble is that of a uniform pipeline, log(1 + (pp-1)/(vpp*m)) with m micro-batches (Narayanan et
     al. 2021, section 2.2); the recomputed share is that of the layers whose forward pass runs twice.
     """
-    micro_batches = np.maximum(table.gbs // np.maximum(table.mbs * table.dp, 1), 1)
-    bubble = np.log1p((table.pp - 1) / (table.vpp * micro_batches))
+    bubble = np.log1p((table.pp - 1) / (table.vpp * table.num_microbatches))
     logs = [np.log2(getattr(table, name).astype(np.float64)) for name in LOGS]
     return np.stack([napkin.log_time(table), bubble, recomputed_share_of_model(table), *logs], axis=1)
 
