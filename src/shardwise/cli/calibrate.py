@@ -31,9 +31,10 @@ def calibrate(
     ] = 5,
     json_: JsonFlag = False,
 ) -> None:
-    """Fit the engine's physical parameters to measured cases, starting from what is published of kernels and links.
+    """Fit the engine to measured cases.
 
-    The fit takes minutes. What it was fitted on, and which parameters only echo their prior, stand in
+    Physical parameters start from what is published of kernels and links. The fit takes minutes. What it
+    was fitted on, and which parameters only echo their prior, stand in
     the file.
     """
     import yaml
