@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from io import BytesIO, TextIOWrapper
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from shardwise.cli.render import units
 from shardwise.cli.render.bars import bar
 from shardwise.cli.render.legal import legal
 from shardwise.cli.render.memory import memory
+from shardwise.cli.render.progress import Tally
 from shardwise.cli.render.sweep import sweep
 from shardwise.cli.render.tune import tune
 from shardwise.cli.render.validation import validation
@@ -222,6 +224,16 @@ def test_where_nothing_fits_the_least_that_was_needed_is_said() -> None:
     out = text(tune(document, [], None))
     assert "the leanest plain recipe: 28.0 of 288.0 GiB\n  tp=1" in out
     assert "1 projection in" in out
+
+
+def test_the_progress_line_does_not_call_best_what_does_not_fit() -> None:
+    tally = Tally()
+    figures = {"fits": False, "tokens_per_s_per_gpu": 5000.0}
+    tally.add(SimpleNamespace(kind="projection", figures=figures))
+    tally.add(SimpleNamespace(kind="rejection"))
+    assert tally.line() == "1 scored, 1 rejected, nothing that fits yet"
+    tally.add(SimpleNamespace(kind="projection", figures={"fits": True, "tokens_per_s_per_gpu": 4000.0}))
+    assert tally.line() == "2 scored, 1 rejected, best 4,000 tokens/s/GPU"
 
 
 def test_validation_counts_what_was_not_scored() -> None:
