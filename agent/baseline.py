@@ -56,9 +56,11 @@ def choose_baseline(request: TuneRequest) -> Baseline:
 def construct(request: TuneRequest, start: Fields) -> Baseline:
     """A plain legal recipe, the least split one that fits.
 
-    Candidates have micro batch size 1, no interleaving, the most expert parallelism that stays inside the
-    scale-up domain, and recomputation only when nothing fits without. Among those that fit, the smallest
-    product of tensor, context and pipeline sizes wins, then the smallest tensor size. When nothing fits, the
+    Candidates have micro batch size 1, no interleaving, a short last stage where the layers do not divide,
+    and recomputation only when nothing fits without.
+    Among those that fit, the smallest product of tensor, context and pipeline sizes wins, where experts that
+    leave the scale-up domain count as a split over as many domains; then the smallest tensor size, then the
+    most expert parallelism inside the domain. When nothing fits, the
     one that needs least memory is returned. ``start`` gives all other fields (empty: their defaults).
     """
     base = recipe_of(request, _fields(request, {**start, "vpp": 1}))
@@ -68,9 +70,8 @@ def construct(request: TuneRequest, start: Fields) -> Baseline:
         if table is None:
             continue
         kept = filter_table(table, request.margin)
-        order = np.lexsort(
-            (table.etp, -_near_domain(table), table.cp, table.tp, table.tp * table.cp * table.pp)
-        )
+        split = table.tp * table.cp * table.pp * _domains(table)
+        order = np.lexsort((table.etp, -_near_domain(table), table.cp, table.tp, split))
         for row in order:
             if kept.keep[row]:
                 fields = fields_of(table.recipe(int(row)))
@@ -127,17 +128,39 @@ def _plain_table(request: TuneRequest, base: Recipe, recompute: str) -> Table | 
     }
     start = recipe_of(request, {**_plain(base), "recompute": recompute, **request.fixed})
     pieces: list[Table] = []
-    for parallel in (False, True):
-        tps = [tp for tp in sizes["tp"] if (tp > 1) == parallel]
-        if not tps:
-            continue
-        fixed_sp = "sequence_parallel" in request.fixed
-        tied = start if fixed_sp else start.with_(sequence_parallel=parallel)
-        table = Table.product(tied, {**sizes, "tp": tps})
-        mask = legality.legal_mask(table)
-        if mask.any():
-            pieces.append(table.take(mask))
+    for last, pps in _pipelines(request, start, sizes["pp"]).items():
+        split = start.with_(num_layers_in_last_pipeline_stage=last)
+        for parallel in (False, True):
+            tps = [tp for tp in sizes["tp"] if (tp > 1) == parallel]
+            if not tps:
+                continue
+            fixed_sp = "sequence_parallel" in request.fixed
+            tied = split if fixed_sp else split.with_(sequence_parallel=parallel)
+            table = Table.product(tied, {**sizes, "tp": tps, "pp": pps})
+            mask = legality.legal_mask(table)
+            if mask.any():
+                pieces.append(table.take(mask))
     return Table.stacked(pieces) if pieces else None
+
+
+def _pipelines(request: TuneRequest, start: Recipe, sizes: list[int]) -> dict[int | None, list[int]]:
+    """Pipeline sizes by the layers of their last stage: None where all stages have the same.
+
+    Where the layers do not divide, the last stage has what the others, one layer fuller, leave over.
+    """
+    if start.num_layers_in_last_pipeline_stage is not None or any(map(_splits, request.fixed)):
+        return {start.num_layers_in_last_pipeline_stage: sizes}
+    layers = request.model.num_layers
+    found: dict[int | None, list[int]] = {}
+    for pp in sizes:
+        last = layers - (pp - 1) * -(-layers // pp)
+        if last > 0:
+            found.setdefault(None if layers % pp == 0 else last, []).append(pp)
+    return found
+
+
+def _splits(field: str) -> bool:
+    return field.startswith(("num_layers_in", "account_for"))
 
 
 def _plain(base: Recipe) -> Fields:
@@ -148,6 +171,11 @@ def _plain(base: Recipe) -> Fields:
 
 def _free(request: TuneRequest, name: str, values: list[Any], fixed: Any) -> list[Any]:
     return [fixed] if name in request.fixed else values
+
+
+def _domains(table: Table) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Scale-up domains that the experts of one layer are spread over."""
+    return -(-table.ep * table.etp // table.cluster.scale_up_size)
 
 
 def _near_domain(table: Table) -> np.ndarray[Any, np.dtype[np.int64]]:
