@@ -26,7 +26,7 @@ _ATTENTION_BACKWARD_FLOPS = 2.5
 """Five products against two forward (FlashAttention-2, arXiv:2307.08691, section 3.2)."""
 
 _ATTENTION_BACKWARD_BYTES = 2.0
-"""Query, key, value, output and its gradient are read, three gradients written: twice the forward's tensors."""
+"""Queries, keys, values, outputs and their gradients: twice the tensors of the forward pass."""
 
 
 @dataclass(slots=True)
