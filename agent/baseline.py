@@ -60,8 +60,8 @@ def construct(request: TuneRequest, start: Fields) -> Baseline:
     and recomputation only when nothing fits without.
     Among those that fit, the smallest product of tensor, context and pipeline sizes wins, where experts that
     leave the scale-up domain count as a split over as many domains; then the smallest tensor size, then the
-    most expert parallelism inside the domain. When nothing fits, the
-    one that needs least memory is returned. ``start`` gives all other fields (empty: their defaults).
+    most expert parallelism inside the domain. When nothing fits, the one that needs least memory is returned.
+    ``start`` gives all other fields (empty: their defaults).
     """
     base = recipe_of(request, _fields(request, {**start, "vpp": 1}))
     least: tuple[float, Fields] | None = None
