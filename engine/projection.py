@@ -22,7 +22,7 @@ from shardwise.engine.flops import flops_per_token
 from shardwise.engine.legality import check
 from shardwise.engine.lowering import LayerKind, Lowered, lower
 from shardwise.engine.memory import MemoryTable, memory_of, recomputed_share
-from shardwise.engine.parameters import Parameters, stage_parameters
+from shardwise.engine.parameters import stage_parameters
 from shardwise.engine.pipeline_layout import all_stages
 from shardwise.engine.recipe import PRECISIONS, Recipe
 from shardwise.engine.results import TIME_ITEMS, Projection
@@ -127,10 +127,9 @@ def _step_items(low: Lowered, pricing: Pricing) -> Items:
     forward, backward = _pick(stages.forward, slowest), _pick(stages.backward, slowest)
     items["pp_comm"] = _pipeline_transfers(low, pricing, forward, backward)
     every = stage_parameters(low)
-    own = Parameters(_pick(every.dense, slowest), _pick(every.expert, slowest))
+    own = every.of_stage(lambda counts: _pick(counts, slowest))
     items["dp_comm_exposed"] = items["dp_comm_exposed"] + step_exposed(pricing, own, forward, backward)
-    largest = Parameters(every.dense.max(axis=1), every.expert.max(axis=1))
-    items["optimizer"] = optimizer_seconds(pricing, largest)
+    items["optimizer"] = optimizer_seconds(pricing, every.of_stage(lambda counts: counts.max(axis=1)))
     busy = np.sum(list(items.values()), axis=0)
     nodes = np.log2(max(table.cluster.num_nodes, 1))
     items["other"] = items["other"] + eff.step_overhead_s + busy * eff.straggler * nodes
