@@ -49,8 +49,11 @@ def _grids(table: Table) -> tuple[_Grids, _Grids]:
 
 
 def _parameter_bytes(pricing: Pricing) -> Floats:
-    """Bytes per gathered parameter: quantised with ``fp8_param_gather`` (n,)."""
-    return np.where(pricing.low.table.fp8_param_gather, saved_input_bytes(pricing.low), 2.0)
+    """Bytes per gathered parameter of a linear: quantised with ``fp8_param_gather``, save MXFP8, whose two
+    copies are made from gathered 16-bit values (``reuse_grad_buf_for_mxfp8_param_ag``) (n,)."""
+    table = pricing.low.table
+    quantised = table.fp8_param_gather & ~table.is_word("precision", "mxfp8")
+    return np.where(quantised, saved_input_bytes(pricing.low), 2.0)
 
 
 def _reduce_seconds(pricing: Pricing, grid: _Grids, size: Floats, *, scatter: Bools) -> Floats:
