@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwise.engine.activations import residual_bytes
-from shardwise.engine.costs import LayerCost, Pricing, layer_cost
-from shardwise.engine.data_parallel import layer_exposed, optimizer_seconds, step_exposed
+from shardwise.engine.costs import Cost, Pricing, layer_cost
+from shardwise.engine.data_parallel import end_exposed, layer_exposed, optimizer_seconds, step_exposed
 from shardwise.engine.efficiency import Calibration, matrix_peak, shipped_calibration
 from shardwise.engine.flops import flops_per_token
 from shardwise.engine.legality import check
@@ -167,7 +167,7 @@ def _stage_times(low: Lowered, pricing: Pricing) -> _Stages:
             again,
             layers * np.where(full, everywhere, 1.0),
         )
-        shown = layer_exposed(pricing, kind, _total(cost, "forward"), _total(cost, "backward") + again)
+        shown = layer_exposed(pricing, kind, cost.free[0], cost.free[1] + again)
         forward = forward + add("dp_comm_exposed", count, shown[0], layers)
         backward = backward + add("dp_comm_exposed", count, shown[1], layers)
     for operators, where in ((embedding_operators(low), low.first), (head_operators(low), low.last)):
@@ -177,10 +177,13 @@ def _stage_times(low: Lowered, pricing: Pricing) -> _Stages:
             forward = forward + add(name, once, seconds, 1.0)
         for name, seconds in cost_of_ends.backward.items():
             backward = backward + add(name, once, seconds, 1.0)
+        shown = end_exposed(pricing, *(_total(cost_of_ends, p) for p in ("forward", "backward")))
+        forward = forward + add("dp_comm_exposed", once, shown[0], 1.0)
+        backward = backward + add("dp_comm_exposed", once, shown[1], 1.0)
     return _Stages(items, forward, backward, whole)
 
 
-def _total(cost: LayerCost, which: str) -> Floats:
+def _total(cost: Cost, which: str) -> Floats:
     return np.asarray(np.sum(list(getattr(cost, which).values()), axis=0))
 
 
@@ -202,18 +205,19 @@ def _pipeline_transfers(low: Lowered, pricing: Pricing, forward: Floats, backwar
     """Activation and gradient transfers between stages on the critical path, seconds per step (n,).
 
     1F1B: each micro-batch's transfer in both directions, and the ramp. Interleaved with overlap: a
-    transfer hides behind its chunk's compute as far as that lasts, sharing the device with it; without
-    overlap there are vpp times as many as under 1F1B. ``forward``/``backward``: the slowest stage's
+    transfer hides behind its chunk's compute as far as that lasts, sharing the device with it, save its
+    launch, since every chunk waits for its input before its kernels are enqueued; without overlap there are vpp times as many as under 1F1B. ``forward``/``backward``: the slowest stage's
     seconds of one micro-batch, all chunks.
     """
     table, cluster, eff = low.table, low.table.cluster, pricing.eff
     apart = cluster.world_size // table.pp >= cluster.scale_up_size
-    hop = eff.collective_launch_s + pricing.network.point_to_point(residual_bytes(low), apart)
+    flight = pricing.network.point_to_point(residual_bytes(low), apart)
+    hop = eff.collective_launch_s + flight
     m, v = table.num_microbatches, table.vpp
     overlapped = (v > 1) & table.overlap_p2p_comm
     steady = np.zeros(len(table))
     for window in (forward / v, backward / v):
-        hidden = np.where(overlapped, np.minimum(hop, eff.dp_overlap * window), 0.0)
+        hidden = np.where(overlapped, np.minimum(flight, eff.dp_overlap * window), 0.0)
         steady = steady + m * v * (hop - hidden * (1 - eff.overlap_slowdown))
     return np.where(table.pp > 1, steady + 2 * (table.pp - 1) * hop, 0.0)
 

@@ -288,3 +288,8 @@ def test_fp8_parameters(framework: str, precision: str, options: dict[str, Any],
     hardware = {"gpu": "B200"}
     r = _recipe(framework={"name": framework}, precision=precision, options=options, hardware=hardware)
     assert r.fp8_param_gather is expected
+
+
+def test_zero2_beside_a_pipeline_reduces_once_a_step() -> None:
+    parallel = {"dp_sharding": "zero2", "pp": 2, "tp": 1, "dp": None}
+    assert _recipe(parallel=parallel).dp_sharding == "zero1"
