@@ -206,8 +206,9 @@ def _pipeline_transfers(low: Lowered, pricing: Pricing, forward: Floats, backwar
 
     1F1B: each micro-batch's transfer in both directions, and the ramp. Interleaved with overlap: a
     transfer hides behind its chunk's compute as far as that lasts, sharing the device with it, save its
-    launch, since every chunk waits for its input before its kernels are enqueued; without overlap there are vpp times as many as under 1F1B. ``forward``/``backward``: the slowest stage's
-    seconds of one micro-batch, all chunks.
+    launch, since every chunk waits for its input before its kernels are enqueued; without overlap there
+    are vpp times as many as under 1F1B. ``forward``/``backward``: the slowest stage's seconds of one
+    micro-batch, all chunks.
     """
     table, cluster, eff = low.table, low.table.cluster, pricing.eff
     apart = cluster.world_size // table.pp >= cluster.scale_up_size

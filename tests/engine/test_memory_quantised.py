@@ -42,8 +42,8 @@ def test_fsdp_keeps_no_quantised_copies() -> None:
 
 
 def test_every_prediction_head_has_logits() -> None:
-    r = recipe({"model": "deepseek-v3", "cluster": "b200:32x8", "ep": 64, "pp": 4, "gbs": 1024, "seq_len": 4096,
-                "recompute": "full"})  # fmt: skip
+    base = {"model": "deepseek-v3", "cluster": "b200:32x8", "ep": 64, "pp": 4, "gbs": 1024, "seq_len": 4096}
+    r = recipe(base, recompute="full")
     temporary = report(r).stages[-1].items["temporary"]
     # 16 and 32 bits of the main head's, and the softmax of the other's.
     assert temporary == pytest.approx((6 + 4) * r.mbs * r.seq_len * 129280, rel=0.01)
