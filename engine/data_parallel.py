@@ -99,6 +99,17 @@ def step_exposed(pricing: Pricing, parameters: Parameters, forward: Floats, back
     return np.where(per_layer, 0.0, exposed)
 
 
+def tied_embedding_seconds(pricing: Pricing) -> Floats:
+    """Seconds per step of adding up the gradients of a tied embedding's two copies, on the first and on the
+    last stage, once the backward pass is over (n,)."""
+    low, table = pricing.low, pricing.low.table
+    apart = table.cluster.world_size // table.pp * (table.pp - 1)
+    pair = place(table.cluster, np.full(len(table), 2), apart)
+    size = low.vocab * table.model.hidden_size * gradient_bytes(table)
+    two = (table.pp > 1) & table.model.share_embeddings_and_output_weights
+    return np.where(two, pricing.network.all_reduce(size, pair), 0.0)
+
+
 _BUCKET_PARAMETERS = 40e6
 """Megatron-Core's default bucket, ``max(40e6, 1e6 * dp)`` elements (DistributedDataParallelConfig)."""
 

@@ -16,7 +16,13 @@ import numpy as np
 
 from shardwise.engine.activations import residual_bytes
 from shardwise.engine.costs import Cost, Pricing, layer_cost
-from shardwise.engine.data_parallel import end_exposed, layer_exposed, optimizer_seconds, step_exposed
+from shardwise.engine.data_parallel import (
+    end_exposed,
+    layer_exposed,
+    optimizer_seconds,
+    step_exposed,
+    tied_embedding_seconds,
+)
 from shardwise.engine.efficiency import Calibration, matrix_peak, shipped_calibration
 from shardwise.engine.flops import flops_per_token
 from shardwise.engine.legality import check
@@ -128,7 +134,8 @@ def _step_items(low: Lowered, pricing: Pricing) -> Items:
     items["pp_comm"] = _pipeline_transfers(low, pricing, forward, backward)
     every = stage_parameters(low)
     own = every.of_stage(lambda counts: _pick(counts, slowest))
-    items["dp_comm_exposed"] = items["dp_comm_exposed"] + step_exposed(pricing, own, forward, backward)
+    once = step_exposed(pricing, own, forward, backward) + tied_embedding_seconds(pricing)
+    items["dp_comm_exposed"] = items["dp_comm_exposed"] + once
     items["optimizer"] = optimizer_seconds(pricing, every.of_stage(lambda counts: counts.max(axis=1)))
     busy = np.sum(list(items.values()), axis=0)
     nodes = np.log2(max(table.cluster.num_nodes, 1))

@@ -196,3 +196,11 @@ def test_mla_gathers_latents_not_hidden_states() -> None:
     )
     latents = 1536 + 512 + 64
     np.testing.assert_allclose(gather.bytes, 2.0 * r.seq_len * latents)
+
+
+def test_a_tied_embedding_is_added_up_across_the_pipeline() -> None:
+    r = recipe({**LLAMA, "model": "llama-3.2-1b"}, pp=4, tp=1, cp=1)
+    assert r.model.share_embeddings_and_output_weights
+    untied = r.with_(model=r.model.with_(share_embeddings_and_output_weights=False))
+    shown = [project(x).time_breakdown_s["dp_comm_exposed"] for x in (r, untied)]
+    assert shown[0] > shown[1]
