@@ -25,6 +25,9 @@ Times = dict[str, Floats]
 _ATTENTION_BACKWARD_FLOPS = 2.5
 """Five products against two forward (FlashAttention-2, arXiv:2307.08691, section 3.2)."""
 
+_ATTENTION_BACKWARD_BYTES = 2.0
+"""Queries, keys, values, outputs and their gradients: twice the tensors of the forward pass."""
+
 
 @dataclass(slots=True)
 class Cost:
@@ -145,7 +148,7 @@ class Pricing:
 
         forward = kernel(flops, eff.attention_forward, op.bytes)
         factor = np.where(unfused, 2.0, _ATTENTION_BACKWARD_FLOPS)
-        backward = kernel(factor * flops, eff.attention_backward, 2.5 * op.bytes)
+        backward = kernel(factor * flops, eff.attention_backward, _ATTENTION_BACKWARD_BYTES * op.bytes)
         return forward + scores, backward + 2 * scores
 
     def _collective(self, op: Collective) -> tuple[Floats, Floats]:
