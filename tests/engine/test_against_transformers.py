@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from shardwise.engine.catalog.hf_config import from_hf_config
+from shardwise.engine.flops import attention_flops_per_token, matmul_parameters
 from shardwise.engine.parameters import total_parameters
 
 _COMMON: dict[str, Any] = {
@@ -56,3 +57,24 @@ def test_every_parameter_is_counted(family: str, tied: bool) -> None:
         theirs = transformers.AutoModelForCausalLM.from_config(config)
     ours = from_hf_config({"model_type": family, **config.to_dict()})
     assert total_parameters(ours) == sum(p.numel() for p in theirs.parameters())
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "deepseek_v3"])
+def test_every_multiplication_is_counted(family: str) -> None:
+    """A forward pass under torch's own counter, which does not halve causal attention."""
+    torch = pytest.importorskip("torch", reason="counts the FLOPs of torch operators")
+    transformers = pytest.importorskip("transformers", reason="builds the models to count")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    dense = {"first_k_dense_replace": 4} if family == "deepseek_v3" else {}
+    config = transformers.AutoConfig.for_model(family, **{**_COMMON, **_CONFIGS[family], **dense})
+    # transformers builds no multi-token prediction.
+    ours = from_hf_config({"model_type": family, **config.to_dict()}).with_(mtp_num_layers=0)
+    tokens = 128
+    theirs = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        theirs(input_ids=torch.zeros(1, tokens, dtype=torch.long), use_cache=False)
+    attention = 2 * attention_flops_per_token(ours, tokens)
+    expected = tokens * (2 * matmul_parameters(ours) + attention)
+    assert counter.get_total_flops() == pytest.approx(expected, rel=1e-9)
