@@ -82,8 +82,9 @@ def construct(request: TuneRequest, start: Fields) -> Baseline:
     if least is None:
         broken = legality.check(base)
         reason = broken[0].message if broken else "no combination of parallel sizes divides the cluster"
+        held = f" with {words(request.fixed)}" if request.fixed else ""
         raise ConfigError(
-            f"no legal recipe with {words(request.fixed)} on {request.cluster.world_size} GPUs: {reason}",
+            f"no legal recipe{held} on {request.cluster.world_size} GPUs: {reason}",
             field=next(iter(request.fixed), "cluster"),
         )
     return Baseline(least[1], "constructed", "the plain recipe that needs least memory (none fits)")

@@ -42,7 +42,7 @@ class Oracle:
         self._known: dict[str, Trial] = {}
         self.calls = 0
         """Projections really computed by this object (known recipes are free)."""
-        if path is not None and path.exists():
+        if path is not None and os.path.lexists(path):
             self._load(path)
 
     def known(self, key: str) -> Trial | None:
@@ -84,7 +84,10 @@ class Oracle:
 
     def _load(self, path: Path) -> None:
         """Read the scores of an earlier part of this run; cut off a last line that a kill tore."""
-        raw = path.read_bytes()
+        try:
+            raw = path.read_bytes()
+        except OSError as err:
+            raise ConfigError(f"{path.name} cannot be read ({err.strerror})", field="resume") from err
         whole = raw[: raw.rfind(b"\n") + 1]
         if len(whole) != len(raw):
             with path.open("r+b") as file:

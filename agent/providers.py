@@ -12,7 +12,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -171,7 +170,7 @@ def parse_llm_spec(spec: str) -> LlmSpec:
             raise ConfigError(
                 f"llm {spec!r}: needs a trace, as in 'replay:runs/my-run/trace.jsonl'", field="llm"
             )
-        if not Path(rest).exists():
+        if not os.path.exists(rest):
             raise ConfigError(f"llm {spec!r}: there is no trace at {rest!r}", field="llm")
         return LlmSpec("replay", rest)
     if name not in PROVIDERS:
@@ -196,6 +195,11 @@ def check_llm(
         env = os.environ if environ is None else environ
         url = _url(parsed, base_url, env)
         _key(parsed, api_key, url, env)
+    elif base_url:
+        raise ConfigError(
+            f"base_url = {base_url!r}: {parsed.provider!r} asks no server; write --llm openai:MODEL",
+            field="base_url",
+        )
     return parsed
 
 
@@ -276,13 +280,23 @@ def _url(parsed: LlmSpec, base_url: str | None, env: Mapping[str, str]) -> str:
     url = base_url or next((env[name] for name in row.url_env if env.get(name)), "") or row.default_url
     if url and parsed.provider == "ollama" and "://" not in url:
         url = f"http://{url}"  # OLLAMA_HOST is customarily written without a scheme
-    if url:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(
-                f"base_url = {url!r}: must be an http(s) address, as in http://host:8000/v1", field="base_url"
-            )
+    if url and not _is_address(url):
+        raise ConfigError(
+            f"base_url = {url!r}: must be an http(s) address, as in http://host:8000/v1", field="base_url"
+        )
     return url
+
+
+def _is_address(url: str) -> bool:
+    """Whether an HTTP client can make sense of ``url``; none is asked, since importing one takes time."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:  # brackets without an address between, a port that is none
+        return False
+    named = bool(host) and all(char.isalnum() or char in "-._:%" for char in host)
+    plain = url.isprintable() and " " not in url
+    return plain and named and port != 0 and parts.scheme in ("http", "https")
 
 
 def _key(parsed: LlmSpec, api_key: str | None, url: str, env: Mapping[str, str]) -> str:

@@ -56,7 +56,7 @@ def replay_run(trace: str | os.PathLike[str], *, projector: Projector = project)
         again = Path(folder) / "run"
         if model is None:
             # A search that asked no LLM is run by the proposer that made it, under the name it had.
-            request = request.with_(llm="heuristic")
+            request = request.with_(llm="heuristic", base_url=None)
         try:
             tune(request, out=again, llm=model, text=asked.text, projector=projector)
         except ReplayDiverged as err:

@@ -33,7 +33,9 @@ from shardwise.agent.state import TuneState, started
 from shardwise.engine.errors import ConfigError
 from shardwise.engine.projection import ENGINE_VERSION, project
 from shardwise.traces import Event, read_trace
+from shardwise.traces.canonical import jsonable
 from shardwise.traces.events import RequestEvent
+from shardwise.traces.redact import redact
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
@@ -91,6 +93,7 @@ def tune(
             request, journal=journal, oracle=oracle, budget=Budget(request, clock, begun), llm=model,
             llm_name=name, retry=retry, text=text, run_id=folder.path.name,
         )  # fmt: skip
+        _same_request(ctx)
         try:
             ctx, state = _run(ctx, folder)
         except Exception as err:
@@ -146,6 +149,10 @@ def _run(ctx: Context, folder: RunFolder) -> tuple[Context, TuneState]:
             "recursion_limit": recursion_limit(ctx.request.budget_calls),
         }
         saved = None if anew else app.get_state(config)
+        if saved is not None and saved.values.get("events", 0) > len(ctx.journal.ahead()):
+            # The trace was lost: it is told again from the start, out of the scores that are known.
+            saved = None
+            app.checkpointer.delete_thread(THREAD)
         given: TuneState | None = started()
         if saved is not None and saved.values:
             ctx = replace(
@@ -156,6 +163,14 @@ def _run(ctx: Context, folder: RunFolder) -> tuple[Context, TuneState]:
             given = None
         state = app.invoke(given, config, context=ctx, durability="sync")
     return ctx, _finished(ctx, state)
+
+
+def _same_request(ctx: Context) -> None:
+    """Refuse to go on with a run whose request file says another thing than its trace."""
+    then = next((event for event in ctx.journal.ahead() if isinstance(event, RequestEvent)), None)
+    now = redact(jsonable(ctx.request.as_json()), ctx.journal.secrets)
+    if then is not None and TuneRequest.build(then.request) != TuneRequest.build(now):
+        raise ConfigError("request.json was changed since the run began; start a new run", field="resume")
 
 
 def _finished(ctx: Context, values: Any) -> TuneState:
@@ -223,7 +238,7 @@ def _proposer(request: TuneRequest, llm: BaseChatModel | None) -> tuple[BaseChat
     return chat_model(request.llm, base_url=request.base_url, **fixed), request.llm
 
 
-def _compact(request: TuneRequest) -> bool:
+def _compact(request: TuneRequest, depth: int = 8) -> bool:
     """Whether the short prompt is used (see ``TuneRequest.prompt_mode``)."""
     if request.prompt_mode != "auto":
         return request.prompt_mode == "compact"
@@ -231,7 +246,9 @@ def _compact(request: TuneRequest) -> bool:
     if spec.provider == "replay":
         # The recording's own answers fit only the recording's own prompts.
         asked = next((event for event in read_trace(spec.model) if isinstance(event, RequestEvent)), None)
-        return asked is not None and _compact(TuneRequest.build(dict(asked.request)))
+        if not depth:
+            raise ConfigError(f"llm {request.llm!r}: replays a replay of a replay, without end", field="llm")
+        return asked is not None and _compact(TuneRequest.build(dict(asked.request)), depth - 1)
     if spec.provider == "llamacpp":
         return True
     return request.base_url is not None and urlsplit(request.base_url).hostname in _LOOPBACK

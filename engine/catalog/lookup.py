@@ -106,11 +106,12 @@ def as_file(spec: str | Path) -> Path | None:
         if not spec.lower().endswith(SUFFIXES):
             if names.find("models", spec) or names.find("gpus", spec):
                 return None
-            if (path / "config.json").is_file():
+            # ``os.path`` says no where ``pathlib`` raises: a name too long for a file, a folder closed to us.
+            if os.path.isfile(path / "config.json"):
                 return path / "config.json"
-            return path if path.is_file() else None
+            return path if os.path.isfile(path) else None
         return path
-    return spec / "config.json" if spec.is_dir() else spec
+    return spec / "config.json" if os.path.isdir(spec) else spec
 
 
 def not_a_file(base: Any, where: str) -> Any:

@@ -9,6 +9,7 @@ AMD-AGI/Primus at fd1eeabb: ``primus/configs/modules/megatron/*.yaml``, ``primus
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -240,7 +241,7 @@ def _parent(name: str, path: Path | None, notes: list[str], depth: int) -> dict[
             f"extends = {name[:60]!r}: at most {MAX_EXTENDS} levels of .yaml files", field="extends"
         )
     target = path.parent / name if path is not None else None
-    if target is None or not target.is_file():
+    if target is None or not os.path.isfile(target):
         notes.append(f"extends {name}: not found beside the file; Primus's own defaults stand in for it")
         return {}
     return _document(read_source(target), target, notes, depth + 1)

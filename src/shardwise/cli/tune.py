@@ -109,6 +109,8 @@ def tune(
         raise ConfigError(
             f"--resume goes on with the run's own request: leave out {', '.join(said)}", field="resume"
         )
+    elif out is not None:
+        raise ConfigError(f"--resume goes on in its own run folder: leave out --out {out}", field="out")
     else:
         asked = None
     with tuning(quiet=json_) as listen, _resumable(out or resume, listen) as on_event:
@@ -136,7 +138,7 @@ def _request(
     from shardwise.cli.inputs import source_fields
     from shardwise.cli.render.console import note
     from shardwise.engine.catalog import models
-    from shardwise.engine.errors import unknown_name
+    from shardwise.engine.errors import ConfigError, unknown_name
 
     start = source_fields(given)
     parsed = parse_request(words or "")
@@ -152,6 +154,10 @@ def _request(
     rest = " ".join(parsed.unparsed)
     if rest and "model" not in asked:
         raise unknown_name("model", rest, models())
+    if rest and "cluster" not in asked:
+        raise ConfigError(
+            f"cluster is missing: say which, as in 'on 32 MI355X' (not understood: {rest})", field="cluster"
+        )
     request = TuneRequest.build(asked)
     if rest:
         note(f"not understood, left out: {rest}")
