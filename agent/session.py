@@ -143,7 +143,8 @@ def _run(ctx: Context, folder: RunFolder) -> tuple[Context, TuneState]:
     from shardwise.agent.graph import build_graph, recursion_limit
 
     with folder.connection() as (connection, anew):
-        app = build_graph(SqliteSaver(connection))
+        saver = SqliteSaver(connection)
+        app = build_graph(saver)
         config: Any = {
             "configurable": {"thread_id": THREAD},
             "recursion_limit": recursion_limit(ctx.request.budget_calls),
@@ -152,7 +153,7 @@ def _run(ctx: Context, folder: RunFolder) -> tuple[Context, TuneState]:
         if saved is not None and saved.values.get("events", 0) > len(ctx.journal.ahead()):
             # The trace was lost: it is told again from the start, out of the scores that are known.
             saved = None
-            app.checkpointer.delete_thread(THREAD)
+            saver.delete_thread(THREAD)
         given: TuneState | None = started()
         if saved is not None and saved.values:
             ctx = replace(

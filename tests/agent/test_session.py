@@ -168,7 +168,7 @@ def test_a_damaged_result_is_refused(plain, tmp_path):
     shutil.copytree(plain[1], run)
     data = json.loads((run / "result.json").read_text())
     (run / "result.json").write_text(json.dumps({**data, "best": "x"}))
-    with pytest.raises(ConfigError, match="result.json is damaged \\(best\\)"):
+    with pytest.raises(ConfigError, match=r"result.json is damaged \(best\)"):
         tune(resume=run)
 
 
