@@ -83,7 +83,7 @@ class Pricing:
         return cost
 
     def _again(self, modules: tuple[str, ...]) -> Bools:
-        return np.logical_or.reduce([self.low.table.recompute_module(module) for module in modules])
+        return np.asarray(np.logical_or.reduce([self.low.table.recompute_module(m) for m in modules]))
 
     def _seconds(self, op: Operator) -> tuple[Floats, Floats]:
         if isinstance(op, Gemm):
