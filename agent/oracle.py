@@ -15,6 +15,7 @@ from pathlib import Path
 from shardwise.agent.request import TuneRequest
 from shardwise.agent.trial import Trial, fields_of
 from shardwise.engine.errors import ConfigError
+from shardwise.engine.memory import usable_bytes
 from shardwise.engine.recipe import Recipe
 from shardwise.engine.recipe_io import recipe_key
 from shardwise.engine.results import Projection
@@ -61,12 +62,12 @@ class Oracle:
         projection = self._project(recipe)
         self.calls += 1
         memory = projection.memory
-        limit = (1.0 - self._request.margin) * memory.capacity_bytes if memory else 0.0
         trial = Trial(
             key=key,
             fields=fields_of(recipe),
             projection=projection.as_json(),
-            fits=memory is not None and memory.peak_bytes <= limit,
+            fits=memory is not None
+            and memory.peak_bytes <= usable_bytes(memory.capacity_bytes, self._request.margin),
         )
         self._append(trial)
         self._known[key] = trial

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -60,19 +60,24 @@ class Provider:
     """Constructor argument for the sampling seed; empty when the provider takes none."""
 
 
-_OPENAI = {"max_retries": 0, "disable_streaming": True}
+_PLAIN = {"max_retries": 0, "disable_streaming": True}
+"""One answer a call: the agent has its own retries (:mod:`shardwise.agent.retry`)."""
+
+_OPENAI = Provider(
+    module="langchain_openai",
+    class_name="ChatOpenAI",
+    extra="",
+    key_env=("OPENAI_API_KEY",),
+    key_field="api_key",
+    url_env=("OPENAI_BASE_URL", "OPENAI_API_BASE"),
+    options=_PLAIN,
+    seed_field="seed",
+)
+_LOCAL = replace(_OPENAI, needs_key=False, url_env=())
+"""A server of one's own that speaks OpenAI's protocol."""
 
 PROVIDERS: dict[str, Provider] = {
-    "openai": Provider(
-        module="langchain_openai",
-        class_name="ChatOpenAI",
-        extra="",
-        key_env=("OPENAI_API_KEY",),
-        key_field="api_key",
-        url_env=("OPENAI_BASE_URL", "OPENAI_API_BASE"),
-        options=_OPENAI,
-        seed_field="seed",
-    ),
+    "openai": _OPENAI,
     "anthropic": Provider(
         module="langchain_anthropic",
         class_name="ChatAnthropic",
@@ -80,7 +85,7 @@ PROVIDERS: dict[str, Provider] = {
         key_env=("ANTHROPIC_API_KEY",),
         key_field="api_key",
         url_env=("ANTHROPIC_BASE_URL", "ANTHROPIC_API_URL"),
-        options={"max_retries": 0, "disable_streaming": True},
+        options=_PLAIN,
     ),
     "google": Provider(
         module="langchain_google_genai",
@@ -98,7 +103,7 @@ PROVIDERS: dict[str, Provider] = {
         extra="mistral",
         key_env=("MISTRAL_API_KEY",),
         key_field="api_key",
-        options={"max_retries": 0, "disable_streaming": True},
+        options=_PLAIN,
         whole_seconds=True,
         seed_field="random_seed",
     ),
@@ -113,28 +118,8 @@ PROVIDERS: dict[str, Provider] = {
         max_tokens_field="num_predict",
         seed_field="seed",
     ),
-    "vllm": Provider(
-        module="langchain_openai",
-        class_name="ChatOpenAI",
-        extra="",
-        key_env=("VLLM_API_KEY",),
-        needs_key=False,
-        key_field="api_key",
-        default_url="http://127.0.0.1:8000/v1",
-        options=_OPENAI,
-        seed_field="seed",
-    ),
-    "llamacpp": Provider(
-        module="langchain_openai",
-        class_name="ChatOpenAI",
-        extra="",
-        key_env=("LLAMA_API_KEY",),
-        needs_key=False,
-        key_field="api_key",
-        default_url="http://127.0.0.1:8080/v1",
-        options=_OPENAI,
-        seed_field="seed",
-    ),
+    "vllm": replace(_LOCAL, key_env=("VLLM_API_KEY",), default_url="http://127.0.0.1:8000/v1"),
+    "llamacpp": replace(_LOCAL, key_env=("LLAMA_API_KEY",), default_url="http://127.0.0.1:8080/v1"),
 }
 """Provider name -> how to make its model."""
 

@@ -38,8 +38,7 @@ class ReplayOutcome:
 def replay_run(trace: str | os.PathLike[str], *, projector: Projector = project) -> ReplayOutcome:
     """Run the trace's search again and compare event by event.
 
-    Raises :class:`ConfigError` or :class:`TraceFormatError` when the trace cannot be read or holds no
-    request.
+    Raises :class:`ConfigError` or :class:`TraceFormatError` for an unreadable trace or one without request.
     """
     from shardwise.agent.session import tune
 

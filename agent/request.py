@@ -73,9 +73,12 @@ class TuneRequest(Spec):
         if not isinstance(data, Mapping):
             raise ConfigError(f"{where} must be a mapping of fields, not {type(data).__name__}", field=where)
         filled = {key: value for key, value in data.items() if value is not None}
+        words = "tune Mixtral 8x22B on 32 MI355X"
         for name, example in (("model", "mixtral-8x22b"), ("cluster", "mi355x:4x8")):
             if name not in filled:
-                raise ConfigError(f"{name} is missing: say which, e.g. {name}={example}", field=name)
+                raise ConfigError(
+                    f"{name} is missing: say which, e.g. '{words}' or {name}={example}", field=name
+                )
         filled["model"] = catalog.model(filled["model"])
         filled["cluster"] = catalog.cluster(filled["cluster"])
         objective = filled.get("objective")

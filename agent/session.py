@@ -3,25 +3,25 @@
 - Every score is in ``trials.jsonl`` before it is used, every event in ``trace.jsonl``, every superstep in
   ``checkpoint.sqlite`` (durability ``sync``).
 - Resuming continues from the checkpoint; the interrupted node runs again, finds its scores known and its
-events
-  told. Without a usable checkpoint the whole graph runs again the same way: free, and with the same outcome.
+  events told. Without a usable checkpoint the whole graph runs again the same way: free, same outcome.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from shardwise import __version__
 from shardwise.agent.baseline import choose_baseline
 from shardwise.agent.budget import Budget
-from shardwise.agent.context import Context, monotonic
+from shardwise.agent.context import Context
 from shardwise.agent.journal import Journal
 from shardwise.agent.oracle import Oracle, Projector
 from shardwise.agent.providers import check_llm, parse_llm_spec
@@ -57,7 +57,7 @@ def tune(
     llm: BaseChatModel | None = None,
     retry: RetryPolicy | None = None,
     projector: Projector = project,
-    clock: Callable[[], float] = monotonic,
+    clock: Callable[[], float] = time.monotonic,
 ) -> TuneResult:
     """Run a search, or continue one.
 
@@ -133,7 +133,7 @@ def make_context(
         retry=retry,
         text=text,
         run_id=run_id,
-        versions={"engine": ENGINE_VERSION, "shardwise": package_version()},
+        versions={"engine": ENGINE_VERSION, "shardwise": __version__},
     )
 
 
@@ -177,8 +177,7 @@ def _same_request(ctx: Context) -> None:
 def _finished(ctx: Context, values: Any) -> TuneState:
     state: TuneState = dict(values)  # type: ignore[assignment]  # the graph's output has the state's keys
     ctx.journal.rewind(state["events"])
-    # After a rebuild the scores are known to the oracle's file; a checkpoint that outlived its trials is not
-    # usable.
+    # After a rebuild the oracle's file knows the scores; a checkpoint that outlived its trials is of no use.
     for key in state["trials"]:
         if ctx.oracle.known(key) is None:
             raise ConfigError(
@@ -210,9 +209,9 @@ def _standalone(text: str) -> Context:
     folder = Path(tempfile.mkdtemp(prefix="shardwise-"))
     return make_context(
         request,
-        journal=Journal(folder / "trace.jsonl", monotonic),
+        journal=Journal(folder / "trace.jsonl"),
         oracle=Oracle(request, project, engine_version=ENGINE_VERSION),
-        budget=Budget(request, monotonic, monotonic()),
+        budget=Budget(request, time.monotonic, time.monotonic()),
         llm=model,
         llm_name=name,
     )
@@ -254,11 +253,3 @@ def _compact(request: TuneRequest, depth: int = 8) -> bool:
     if spec.provider == "llamacpp":
         return True
     return request.base_url is not None and urlsplit(request.base_url).hostname in _LOOPBACK
-
-
-def package_version() -> str:
-    """The installed version; ``0`` when run from a source tree."""
-    try:
-        return version("shardwise")
-    except PackageNotFoundError:
-        return "0"

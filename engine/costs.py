@@ -25,6 +25,9 @@ Times = dict[str, Floats]
 _ATTENTION_BACKWARD_FLOPS = 2.5
 """Five products against two forward (FlashAttention-2, arXiv:2307.08691, section 3.2)."""
 
+_ATTENTION_BACKWARD_BYTES = 2.0
+"""Queries, keys, values, outputs and their gradients: twice the tensors of the forward pass."""
+
 
 @dataclass(slots=True)
 class Cost:
@@ -49,6 +52,8 @@ class Pricing:
     """The same in 16 bits."""
     hbm: float
     groups: dict[str, Group]
+    selective: bool
+    """Whether any row recomputes selectively."""
 
     @classmethod
     def of(cls, low: Lowered, calibration: Calibration) -> Pricing:
@@ -63,6 +68,7 @@ class Pricing:
             half_rate=gpu.peak_flops.get("bf16", gpu.peak_flops.get("fp16", 0.0)) * eff.gemm_16bit,
             hbm=gpu.hbm_bandwidth_bytes_per_s * eff.hbm,
             groups=_groups(table),
+            selective=bool(table.is_word("recompute", "selective").any()),
         )
 
     def price(self, operators: Iterable[Operator]) -> Cost:
@@ -72,15 +78,12 @@ class Pricing:
             forward, backward = self._seconds(operator)
             _add(cost.forward, operator.bucket, forward)
             _add(cost.backward, operator.bucket, backward)
-            again = self._again(operator.modules)
-            if again is not None:
-                cost.recompute = cost.recompute + np.where(again, forward, 0.0)
+            if self.selective and operator.modules:
+                cost.recompute = cost.recompute + np.where(self._again(operator.modules), forward, 0.0)
         return cost
 
-    def _again(self, modules: tuple[str, ...]) -> Bools | None:
-        table = self.low.table
-        marks = [table.recompute_module(module) for module in modules]
-        return np.logical_or.reduce(marks) if marks else None
+    def _again(self, modules: tuple[str, ...]) -> Bools:
+        return np.asarray(np.logical_or.reduce([self.low.table.recompute_module(m) for m in modules]))
 
     def _seconds(self, op: Operator) -> tuple[Floats, Floats]:
         if isinstance(op, Gemm):
@@ -145,7 +148,7 @@ class Pricing:
 
         forward = kernel(flops, eff.attention_forward, op.bytes)
         factor = np.where(unfused, 2.0, _ATTENTION_BACKWARD_FLOPS)
-        backward = kernel(factor * flops, eff.attention_backward, 2.5 * op.bytes)
+        backward = kernel(factor * flops, eff.attention_backward, _ATTENTION_BACKWARD_BYTES * op.bytes)
         return forward + scores, backward + 2 * scores
 
     def _collective(self, op: Collective) -> tuple[Floats, Floats]:
@@ -206,39 +209,55 @@ class LayerCost:
     """Extra backward seconds of recomputation, when the layer is recomputed in the recipe's way."""
     full_recompute: Floats
     """Its whole forward again."""
+    free: tuple[Floats, Floats]
+    """Seconds of the forward and of the backward with no communication in them or beside them."""
 
 
 def layer_cost(pricing: Pricing, kind: LayerKind) -> LayerCost:
     """Seconds of one layer of ``kind``."""
     cost = pricing.price(layer_operators(pricing.low, kind))
     table, eff = pricing.low.table, pricing.eff
-    _overlap(pricing, cost)
+    beside = _overlap(pricing, cost)
     host = eff.host_moe_layer_s if kind.moe else eff.host_dense_layer_s
     host_s = np.where(table.cuda_graphs, eff.cuda_graph_host, 1.0) * host
     for times in (cost.forward, cost.backward):
         busy = np.sum(list(times.values()), axis=0)
         _add(times, "other", np.maximum(host_s - busy, 0.0))
     whole = np.asarray(np.sum(list(cost.forward.values()), axis=0))
-    return LayerCost(cost.forward, cost.backward, np.asarray(cost.recompute + np.zeros(len(table))), whole)
+    again = np.asarray(cost.recompute + np.zeros(len(table)))
+    passes = zip((cost.forward, cost.backward), beside, strict=True)
+    free = tuple(np.maximum(_without_communication(times) - hidden, 0.0) for times, hidden in passes)
+    return LayerCost(cost.forward, cost.backward, again, whole, (free[0], free[1]))
 
 
-def _overlap(pricing: Pricing, cost: Cost) -> None:
-    """What communication hides behind compute inside a layer, less what sharing the device costs."""
+def _without_communication(times: Times) -> Floats:
+    return np.asarray(np.sum([t for name, t in times.items() if not name.endswith("_comm")], axis=0))
+
+
+def _overlap(pricing: Pricing, cost: Cost) -> list[Floats]:
+    """Hides communication behind compute inside a layer, less what sharing the device costs; gives the
+    seconds hidden in the forward and in the backward. No second of compute hides two of them."""
     table, eff = pricing.low.table, pricing.eff
-    tp_hidden = np.where(table.tp_comm_overlap, eff.tp_overlap, 0.0)
-    ep_hidden = np.where(table.overlap_moe_expert_parallel_comm, eff.ep_overlap, 0.0)
-    ring = table.is_word("cp_comm_type", "p2p")
+    tp_share = np.where(table.tp_comm_overlap, eff.tp_overlap, 0.0)
+    # Forwards of the warm-up and backwards of the cool-down have no partner: pp of m micro-batches, in
+    # the mean over the stages (num_warmup_microbatches of the interleaved schedule).
+    paired = np.maximum(1.0 - table.pp / table.num_microbatches, 0.0)
+    ep_share = np.where(table.overlap_moe_expert_parallel_comm, eff.ep_overlap * paired, 0.0)
+    ring = np.where(table.is_word("cp_comm_type", "p2p"), 1.0, 0.0)
+    hidden = []
     for times, default in ((cost.forward, 0.0), (cost.backward, eff.backward_tp_overlap)):
         compute = np.sum([times[bucket] for bucket in ("attention", "mlp", "moe") if bucket in times], axis=0)
-        _hide(times, "tp_comm", np.maximum(tp_hidden, default), compute, eff)
-        _hide(times, "ep_comm", ep_hidden, compute, eff)
-        _hide(
-            times, "cp_comm", np.where(ring, 1.0, 0.0), eff.cp_overlap * np.asarray(times["attention"]), eff
-        )
+        left = compute - _hide(times, "tp_comm", np.maximum(tp_share, default), compute, eff)
+        beside_attention = np.minimum(left, eff.cp_overlap * np.asarray(times["attention"]))
+        left = left - _hide(times, "cp_comm", ring, beside_attention, eff)
+        left = left - _hide(times, "ep_comm", ep_share, left, eff)
+        hidden.append(np.asarray(compute - left))
+    return hidden
 
 
-def _hide(times: Times, bucket: str, share: Floats, window: Floats, eff: Efficiency) -> None:
+def _hide(times: Times, bucket: str, share: Floats, window: Floats, eff: Efficiency) -> Floats | float:
     if bucket not in times:
-        return
+        return 0.0
     hidden = np.minimum(share * times[bucket], window)
     times[bucket] = times[bucket] - hidden * (1 - eff.overlap_slowdown)
+    return hidden

@@ -1,8 +1,8 @@
 """Communication of gradients and parameters over the data-parallel groups, and how much of it shows.
 
-Dense parameters are reduced over dp x cp, expert parameters over edp. DDP and ZeRO-1/2 communicate once
-per step, beside the last micro-batch's backward and the first one's forward; FSDP gathers and scatters
-per layer and micro-batch.
+Dense parameters are reduced over dp x cp, expert parameters over edp. DDP and ZeRO-1 communicate once per
+step, beside the last micro-batch's backward and the first one's forward; ZeRO-2 reduces in every
+micro-batch; FSDP gathers and scatters per layer and micro-batch.
 """
 
 from __future__ import annotations
@@ -49,8 +49,11 @@ def _grids(table: Table) -> tuple[_Grids, _Grids]:
 
 
 def _parameter_bytes(pricing: Pricing) -> Floats:
-    """Bytes per gathered parameter: quantised with ``fp8_param_gather`` (n,)."""
-    return np.where(pricing.low.table.fp8_param_gather, saved_input_bytes(pricing.low), 2.0)
+    """Bytes per gathered parameter of a linear: quantised with ``fp8_param_gather``, save MXFP8, whose two
+    copies are made from gathered 16-bit values (``reuse_grad_buf_for_mxfp8_param_ag``) (n,)."""
+    table = pricing.low.table
+    quantised = table.fp8_param_gather & ~table.is_word("precision", "mxfp8")
+    return np.where(quantised, saved_input_bytes(pricing.low), 2.0)
 
 
 def _reduce_seconds(pricing: Pricing, grid: _Grids, size: Floats, *, scatter: Bools) -> Floats:
@@ -74,21 +77,37 @@ def step_exposed(pricing: Pricing, parameters: Parameters, forward: Floats, back
     table, eff = pricing.low.table, pricing.eff
     sharded = ~table.is_word("dp_sharding", "none")
     reduce, gather = np.zeros(len(table)), np.zeros(len(table))
-    for grid, count in zip(_grids(table), (parameters.dense, parameters.expert), strict=True):
+    dense, expert = _grids(table)
+    for grid, count in ((dense, parameters.dense), (expert, parameters.expert)):
         reduce = reduce + _reduce_seconds(pricing, grid, count * gradient_bytes(table), scatter=sharded)
         size = count * _parameter_bytes(pricing)
+        if grid is dense:
+            size = size + parameters.tables * (2.0 - _parameter_bytes(pricing))
         gather = gather + np.where(sharded, pricing.network.all_gather(size, grid.shard), 0.0)
     # The last bucket is ready only when the backward pass is over, the first is needed before the forward.
     buckets = np.maximum(1.0, (parameters.dense + parameters.expert) / _BUCKET_PARAMETERS)
+    # Gradients that are kept sharded leave after every micro-batch.
+    every = np.where(table.is_word("dp_sharding", "zero2"), table.num_microbatches, 1)
     exposed = np.zeros(len(table))
-    for seconds, window, on in (
-        (reduce, backward, table.overlap_grad_reduce),
-        (gather, forward, table.overlap_param_gather),
+    for seconds, window, on, times in (
+        (reduce, backward, table.overlap_grad_reduce, every),
+        (gather, forward, table.overlap_param_gather, 1),
     ):
         hidden = np.where(on, np.minimum(seconds * (1 - 1 / buckets), eff.dp_overlap * window), 0.0)
-        exposed = exposed + seconds - hidden * (1 - eff.overlap_slowdown)
+        exposed = exposed + times * (seconds - hidden * (1 - eff.overlap_slowdown))
     per_layer = table.is_word("dp_sharding", "fsdp", "hsdp")
     return np.where(per_layer, 0.0, exposed)
+
+
+def tied_embedding_seconds(pricing: Pricing) -> Floats:
+    """Seconds per step of adding up the gradients of a tied embedding's two copies, on the first and on the
+    last stage, once the backward pass is over (n,)."""
+    low, table = pricing.low, pricing.low.table
+    apart = table.cluster.world_size // table.pp * (table.pp - 1)
+    pair = place(table.cluster, np.full(len(table), 2), apart)
+    size = low.vocab * table.model.hidden_size * gradient_bytes(table)
+    two = (table.pp > 1) & table.model.share_embeddings_and_output_weights
+    return np.where(two, pricing.network.all_reduce(size, pair), 0.0)
 
 
 _BUCKET_PARAMETERS = 40e6
@@ -103,16 +122,31 @@ def layer_exposed(
     ``forward``/``backward``: the layer's own seconds, beside which the next layer is gathered and the
     previous one's gradient scattered.
     """
-    low, table, eff = pricing.low, pricing.low.table, pricing.eff
+    low, table = pricing.low, pricing.low.table
+    expert = layer_expert(table.model, table) if kind.moe else np.zeros(len(table))
+    sizes = (layer_dense(low, kind), expert)
+    return _unit_exposed(pricing, sizes, _parameter_bytes(pricing), forward, backward)
+
+
+def end_exposed(pricing: Pricing, forward: Floats, backward: Floats) -> tuple[Floats, Floats]:
+    """The same for the embedding or the output head, which are gathered in 16 bits; once a micro-batch."""
+    low = pricing.low
+    sizes = (low.vocab * low.table.model.hidden_size, np.zeros(len(low.table)))
+    return _unit_exposed(pricing, sizes, np.full(len(low.table), 2.0), forward, backward)
+
+
+def _unit_exposed(
+    pricing: Pricing, sizes: tuple[Floats, Floats], bytes_each: Floats, forward: Floats, backward: Floats
+) -> tuple[Floats, Floats]:
+    table, eff = pricing.low.table, pricing.eff
     on = table.is_word("dp_sharding", "fsdp", "hsdp")
     if not on.any():
         zeros = np.zeros(len(table))
         return zeros, zeros
-    sizes = [layer_dense(low, kind), layer_expert(table.model, table) if kind.moe else np.zeros(len(table))]
     gather, reduce = np.zeros(len(table)), np.zeros(len(table))
     yes = np.ones(len(table), dtype=np.bool_)
     for grid, count in zip(_grids(table), sizes, strict=True):
-        gather = gather + pricing.network.all_gather(count * _parameter_bytes(pricing), grid.shard)
+        gather = gather + pricing.network.all_gather(count * bytes_each, grid.shard)
         reduce = reduce + _reduce_seconds(pricing, grid, count * gradient_bytes(table), scatter=yes)
     again = np.where(table.fsdp_reshard_after_forward, gather, 0.0)
     shown = []

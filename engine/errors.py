@@ -30,10 +30,19 @@ class UnsupportedError(ConfigError):
     """The input is understood, but the engine does not model it (yet)."""
 
 
+_LISTED = 12
+"""Most names in one message."""
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:
     """A ``ConfigError`` for a name that is not in a catalog, with the nearest known names."""
     names = sorted(known)
     shown = name if len(name) <= _MAX_SHOWN else name[: _MAX_SHOWN - 3] + "..."
     near = difflib.get_close_matches(shown.lower(), names, n=3, cutoff=0.4)
-    hint = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(names[:12])}"
+    hint = f"nearest: {', '.join(near)}" if near else f"known: {_listed(names)}"
     return ConfigError(f"unknown {kind} {shown!r} ({hint})", field=kind)

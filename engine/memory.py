@@ -19,8 +19,10 @@ from shardwise.engine.recipe import Recipe
 from shardwise.engine.results import DEFAULT_MARGIN, MEMORY_ITEMS, MemoryReport, StageMemory, Verdict
 from shardwise.engine.schedule.closed_form import in_flight
 from shardwise.engine.table import Floats, Ints, Table
+from shardwise.engine.units import GIB
 
-GIB = 2.0**30
+_HALF = 2.0
+"""Bytes of a 16-bit element."""
 
 TIGHT = 1.0 - DEFAULT_MARGIN
 """From this share of the capacity on a recipe is ``tight``."""
@@ -115,6 +117,11 @@ def verdict(peak_bytes: float, capacity_bytes: float) -> Verdict:
     return "tight" if peak_bytes > TIGHT * capacity_bytes else "fits"
 
 
+def usable_bytes(capacity_bytes: int, margin: float) -> float:
+    """What a peak may fill when ``margin``, a share of the capacity, must stay free."""
+    return capacity_bytes * (1.0 - margin)
+
+
 def shard_sizes(table: Table) -> tuple[Floats, Floats]:
     """Ranks over which (dense, expert) optimizer state is sharded; 1 where nothing is (n,)."""
     dense = (table.dp * table.cp).astype(np.float64)
@@ -138,20 +145,31 @@ def _states(low: Lowered, parameters: Parameters) -> dict[str, Floats]:
         return np.asarray((dense + expert) * per_parameter)
 
     everywhere = np.ones_like(full)
+    # Embeddings and output heads have no quantised copies.
+    tables = parameters.tables / np.where(full, dense_shards, 1.0)
+    plain = tables * (_HALF - weight_bytes(low)[:, None])
     return {
-        "weights": sharded(full, weight_bytes(low)[:, None]),
+        "weights": sharded(full, weight_bytes(low)[:, None]) + plain,
         "gradients": sharded(grads_too, gradient_bytes(table)[:, None]),
         "optimizer": sharded(everywhere, optimizer_bytes(table)[:, None]),
     }
 
 
 def weight_bytes(low: Lowered) -> Floats:
-    """Bytes per parameter of the compute weights: 16-bit, plus quantised copies for both GEMM layouts
-    that Transformer Engine caches between micro-batches; with ``fp8_param_gather`` only those (n,)."""
+    """Bytes per parameter of the linears' compute weights: 16-bit, plus the quantised copies that
+    Transformer Engine caches between micro-batches; with ``fp8_param_gather`` only those (n,).
+
+    A copy per GEMM layout, except where one serves both: per-tensor FP8 on GPUs whose FP8 GEMMs take
+    any layout (``is_non_tn_fp8_gemm_supported``: Blackwell). FSDP frees a layer's copies with it.
+    """
+    table = low.table
     quantised = saved_input_bytes(low)
-    return np.where(
-        quantised >= 2.0, 2.0, np.where(low.table.fp8_param_gather, 2 * quantised, 2.0 + 2 * quantised)
-    )
+    any_layout = low.table.cluster.gpu.architecture.startswith("blackwell")
+    one = table.is_word("precision", "fp8-delayed", "fp8-tensorwise") & any_layout
+    copies = np.where(one, 1.0, 2.0) * quantised
+    cached = np.where(table.is_word("dp_sharding", "fsdp", "hsdp"), 0.0, copies)
+    low_precision = np.where(table.fp8_param_gather, copies, _HALF + cached)
+    return np.where(quantised >= _HALF, _HALF, low_precision)
 
 
 def gradient_bytes(table: Table) -> Floats:
@@ -169,11 +187,10 @@ def _activations(low: Lowered) -> Floats:
     """Saved activations of the micro-batches in flight (n, S)."""
     table, model = low.table, low.table.model
     per_pass = np.zeros(low.stages.shape)
-    kept_share = _stored_layers(low)
+    stored = 1.0 - recomputed_share(low)
     full = table.is_word("recompute", "full")[:, None]
     for kind, count in low.layers.items():
         _, kept = layer_saved(low, kind)
-        stored = np.where(full, kept_share, 1.0)
         per_pass = per_pass + count * stored * kept[:, None]
     checkpoints = np.where(full, _checkpoints(low) * residual_bytes(low)[:, None], 0.0)
     chunks = table.vpp[:, None]
@@ -181,8 +198,10 @@ def _activations(low: Lowered) -> Floats:
         table.pp[:, None], chunks, table.num_microbatches[:, None], low.stages, table.pp_schedule[:, None]
     )
     held = (per_pass + checkpoints) / chunks * held_chunks
-    # Final norm and the output head's input; the last stage holds one micro-batch of it under 1F1B.
-    head = (2.0 + saved_input_bytes(low)) * model.hidden_size * low.local_tokens
+    # Final norm and the 16-bit output head's input, once more per multi-token-prediction layer; the last
+    # stage holds one micro-batch of it under 1F1B.
+    heads = 1 + model.mtp_num_layers
+    head = heads * 2 * _HALF * model.hidden_size * low.local_tokens
     depth = np.where(table.is_word("pp_schedule", "gpipe"), table.num_microbatches, 1)
     return np.asarray(held + low.last * (head * depth)[:, None])
 
@@ -206,9 +225,11 @@ def recomputed_share(low: Lowered) -> Floats:
     return np.where(full, _recomputed_layers(low) / np.maximum(_total_layers(low), 1.0), 0.0)
 
 
-def _stored_layers(low: Lowered) -> Floats:
-    """Share of layers that still store everything under full recomputation (n, S)."""
-    return 1.0 - _recomputed_layers(low) / np.maximum(_total_layers(low), 1.0)
+def recomputed_share_of_model(table: Table) -> Floats:
+    """Share of the whole model's layers that run their whole forward again (n,)."""
+    blocks = table.recompute_num_layers * table.pp * table.vpp / table.model.num_layers
+    share = np.where(table.is_word("recompute_method", "block"), np.minimum(blocks, 1.0), 1.0)
+    return np.where(table.is_word("recompute", "full"), share, 0.0)
 
 
 def _checkpoints(low: Lowered) -> Floats:
@@ -233,17 +254,23 @@ def _temporary(low: Lowered) -> Floats:
         again = np.where(full, everything * unit, everything - kept)
         working = np.maximum(working, again + _backward_buffers(low, kind))
     fused = table.cross_entropy_fusion
-    # Logits in 16 bits, FP32 copy (softmax in place), 16-bit gradient; fused: logits and gradient only.
-    logits = low.tokens * low.vocab * np.where(fused, 4.0, 6.0)
-    peak = np.maximum(working[:, None], np.where(low.last, logits[:, None], 0.0))
-    return np.asarray(peak + _gathered(low)[:, None])
+    # Logits in 16 bits and their FP32 copy, which becomes the softmax and the gradient in place, then
+    # cast to 16 bits; fused: the 16-bit gradient overwrites the logits. A multi-token-prediction layer's
+    # softmax waits for its backward while the main head runs.
+    waiting = low.table.model.mtp_num_layers * np.where(fused, _HALF, 4.0)
+    logits = low.tokens * low.vocab * (np.where(fused, 4.0, 6.0) + waiting)
+    in_layer, in_head, stay = _gathered(low)
+    head = np.where(low.last, (logits + in_head)[:, None], 0.0)
+    return np.asarray(np.maximum((working + in_layer)[:, None], head) + stay)
 
 
 def _backward_buffers(low: Lowered, kind: LayerKind) -> Floats:
     """Gradients alive at once inside one layer's backward: the widest activation's and two residuals (n,)."""
     model, table = low.table.model, low.table
     into = 2.0 if model.gated_linear_unit else 1.0
-    residual = 2 * residual_bytes(low)
+    # Sequence parallelism gathers the linear's input again beside the input gradient yet to be scattered.
+    whole = np.where(low.table.sequence_parallel, 2 * _HALF * low.tokens * model.hidden_size, 0.0)
+    residual = 2 * residual_bytes(low) + whole
     if not kind.moe:
         return np.asarray(residual + 2.0 * (into + 1) * low.tokens * model.ffn_hidden_size / table.tp)
     assert model.moe_ffn_hidden_size is not None
@@ -253,8 +280,10 @@ def _backward_buffers(low: Lowered, kind: LayerKind) -> Floats:
     return np.asarray(residual + expert + exchange)
 
 
-def _gathered(low: Lowered) -> Floats:
-    """Under FSDP: two layers' gathered weights (one in use, one prefetched) and one's full gradient (n,)."""
+def _gathered(low: Lowered) -> tuple[Floats, Floats, Floats]:
+    """Under FSDP: what is gathered in a layer's backward (n,), in the output head's (n,), and throughout
+    (n, S). Two units' weights, one in use and one prefetched, and the gradient of the one in use in 16
+    bits; the buffer in which a layer's gradient is reduced comes on top of the next layer's backward."""
     table = low.table
     largest = np.zeros(len(table))
     for kind in low.layers:
@@ -262,21 +291,18 @@ def _gathered(low: Lowered) -> Floats:
         if kind.moe:
             size = size + layer_expert(table.model, table)
         largest = np.maximum(largest, size)
-    need = largest * (2 * 2.0 + gradient_bytes(table))
+    on = table.is_word("dp_sharding", "fsdp", "hsdp")
+    in_layer = largest * (3 * _HALF + gradient_bytes(table))
+    in_head = 2 * _HALF * low.vocab * table.model.hidden_size + _HALF * largest
     # Without resharding every layer stays gathered between forward and backward.
-    stay = stage_weights(low) * 2.0
-    need = np.where(table.fsdp_reshard_after_forward, need, need + stay)
-    return np.where(table.is_word("dp_sharding", "fsdp", "hsdp"), need, 0.0)
-
-
-def stage_weights(low: Lowered) -> Floats:
-    """Parameters of the fullest stage looked at (n,)."""
     parameters = stage_parameters(low)
-    return np.asarray((parameters.dense + parameters.expert).max(axis=1))
+    stay = (parameters.dense + parameters.expert) * _HALF
+    stays = (on & ~table.fsdp_reshard_after_forward)[:, None]
+    return np.where(on, in_layer, 0.0), np.where(on, in_head, 0.0), np.where(stays, stay, 0.0)
 
 
 def _communication(low: Lowered) -> Floats:
-    """Communicators in use, DeepEP buffers and pipeline receive buffers (n, S)."""
+    """Communicators in use, DeepEP's, Transformer Engine's and the pipeline's buffers (n, S)."""
     table = low.table
     groups = sum(
         (size > 1).astype(np.float64)
@@ -284,5 +310,12 @@ def _communication(low: Lowered) -> Floats:
     )
     deepep = table.is_word("moe_token_dispatcher", "deepep", "hybridep") & (table.ep > 1)
     pipeline = np.where(table.pp > 1, 4 * residual_bytes(low), 0.0)
-    need = groups * _COMMUNICATOR_BYTES + np.where(deepep, _DEEPEP_BYTES, 0.0) + pipeline
+    buffers = np.where(table.tp_comm_overlap & (table.tp > 1), _user_buffers(low), 0.0)
+    need = groups * _COMMUNICATOR_BYTES + np.where(deepep, _DEEPEP_BYTES, 0.0) + pipeline + buffers
     return np.broadcast_to(np.asarray(need)[:, None], low.stages.shape)
+
+
+def _user_buffers(low: Lowered) -> Floats:
+    """Buffers of ``tp_comm_overlap``, each a layer's whole input, shared by all layers (n,): by default
+    six for all-gathers, in the linears' precision, and four for reduce-scatters (``initialize_ub``)."""
+    return np.asarray(low.tokens * low.table.model.hidden_size * (6 * saved_input_bytes(low) + 4 * _HALF))

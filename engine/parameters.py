@@ -6,6 +6,7 @@ dense parameters over dp x cp, expert parameters over edp.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,12 @@ class Parameters:
     """Everything but routed experts."""
     expert: Floats
     """Routed experts."""
+    tables: Floats
+    """The part of ``dense`` that stays in 16 bits under every precision: embeddings and output heads."""
+
+    def of_stage(self, pick: Callable[[Floats], Floats]) -> Parameters:
+        """The same with ``pick`` applied to each count: one stage's share, or the largest."""
+        return Parameters(pick(self.dense), pick(self.expert), pick(self.tables))
 
 
 def stage_parameters(low: Lowered) -> Parameters:
@@ -40,13 +47,14 @@ def stage_parameters(low: Lowered) -> Parameters:
     norm = _norm(model, model.hidden_size)
     # A tied head is a second copy of the table, unless one stage holds both ends.
     head = embedding * (1 - model.share_embeddings_and_output_weights * (table.pp == 1)[:, None])
-    dense = dense + low.first * (embedding + position) + low.last * (head + norm)
+    tables = low.first * (embedding + position) + low.last * head
+    dense = dense + low.last * norm
     if model.mtp_num_layers:
         # Projection of [hidden; next embedding] and its norms; behind a pipeline also its own embedding.
         extra = 2 * model.hidden_size**2 / table.tp + 3 * norm
-        own = np.where((table.pp > 1)[:, None], embedding, 0.0)
-        dense = dense + low.last * (model.mtp_num_layers * extra[:, None] + own)
-    return Parameters(dense, expert)
+        tables = tables + low.last * np.where((table.pp > 1)[:, None], embedding, 0.0)
+        dense = dense + low.last * model.mtp_num_layers * extra[:, None]
+    return Parameters(dense + tables, expert, tables)
 
 
 def layer_dense(low: Lowered, kind: LayerKind) -> Floats:
@@ -58,13 +66,16 @@ def layer_dense(low: Lowered, kind: LayerKind) -> Floats:
         return total + _mlp(model, model.ffn_hidden_size) / tp + (h if model.add_bias_linear else 0)
     assert model.num_experts is not None
     shared = _mlp(model, model.moe_shared_expert_intermediate_size) / tp
-    return np.asarray(total + shared + h * model.num_experts)
+    return np.asarray(total + shared + _router(model))
 
 
 def layer_expert(model: Model, table: Table) -> Floats:
     """Routed-expert parameters per rank of one MoE layer (n,)."""
     assert model.num_experts is not None and model.moe_ffn_hidden_size is not None
-    return np.asarray(model.num_experts / table.ep * _mlp(model, model.moe_ffn_hidden_size) / table.etp)
+    # The second bias is a whole row on every rank of the expert's tensor parallel group.
+    second = model.hidden_size if model.add_bias_linear else 0
+    one = _mlp(model, model.moe_ffn_hidden_size) / table.etp + second
+    return np.asarray(model.num_experts / table.ep * one)
 
 
 def attention_parameters(model: Model, heads: Floats, kv_heads: Floats) -> Floats:
@@ -100,6 +111,12 @@ def _mlp(model: Model, width: int) -> float:
     return (into + 1) * model.hidden_size * width + bias
 
 
+def _router(model: Model) -> int:
+    """Weights and, where linears have biases, the bias of one router."""
+    assert model.num_experts is not None
+    return model.num_experts * (model.hidden_size + model.add_bias_linear)
+
+
 def _norm(model: Model, width: int) -> int:
     return width * (2 if model.normalization == "LayerNorm" else 1)
 
@@ -127,9 +144,9 @@ def _count(model: Model, *, active: bool) -> int:
         assert model.num_experts and model.moe_ffn_hidden_size
         experts = model.moe_router_topk if active else model.num_experts
         total += moe * (
-            experts * _mlp(model, model.moe_ffn_hidden_size)
+            experts * (_mlp(model, model.moe_ffn_hidden_size) + (h if model.add_bias_linear else 0))
             + _mlp(model, model.moe_shared_expert_intermediate_size)
-            + h * model.num_experts
+            + _router(model)
         )
     tables = 1 if model.share_embeddings_and_output_weights else 2
     position = model.max_position_embeddings * h if model.position_embedding_type == "learned_absolute" else 0

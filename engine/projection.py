@@ -15,14 +15,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwise.engine.activations import residual_bytes
-from shardwise.engine.costs import LayerCost, Pricing, layer_cost
-from shardwise.engine.data_parallel import layer_exposed, optimizer_seconds, step_exposed
+from shardwise.engine.costs import Cost, Pricing, layer_cost
+from shardwise.engine.data_parallel import (
+    end_exposed,
+    layer_exposed,
+    optimizer_seconds,
+    step_exposed,
+    tied_embedding_seconds,
+)
 from shardwise.engine.efficiency import Calibration, matrix_peak, shipped_calibration
 from shardwise.engine.flops import flops_per_token
 from shardwise.engine.legality import check
 from shardwise.engine.lowering import LayerKind, Lowered, lower
-from shardwise.engine.memory import MemoryTable, memory_of, recomputed_share
-from shardwise.engine.parameters import Parameters, stage_parameters
+from shardwise.engine.memory import MemoryTable, memory_of, recomputed_share, recomputed_share_of_model
+from shardwise.engine.parameters import stage_parameters
 from shardwise.engine.pipeline_layout import all_stages
 from shardwise.engine.recipe import PRECISIONS, Recipe
 from shardwise.engine.results import TIME_ITEMS, Projection
@@ -127,10 +133,10 @@ def _step_items(low: Lowered, pricing: Pricing) -> Items:
     forward, backward = _pick(stages.forward, slowest), _pick(stages.backward, slowest)
     items["pp_comm"] = _pipeline_transfers(low, pricing, forward, backward)
     every = stage_parameters(low)
-    own = Parameters(_pick(every.dense, slowest), _pick(every.expert, slowest))
-    items["dp_comm_exposed"] = items["dp_comm_exposed"] + step_exposed(pricing, own, forward, backward)
-    largest = Parameters(every.dense.max(axis=1), every.expert.max(axis=1))
-    items["optimizer"] = optimizer_seconds(pricing, largest)
+    own = every.of_stage(lambda counts: _pick(counts, slowest))
+    once = step_exposed(pricing, own, forward, backward) + tied_embedding_seconds(pricing)
+    items["dp_comm_exposed"] = items["dp_comm_exposed"] + once
+    items["optimizer"] = optimizer_seconds(pricing, every.of_stage(lambda counts: counts.max(axis=1)))
     busy = np.sum(list(items.values()), axis=0)
     nodes = np.log2(max(table.cluster.num_nodes, 1))
     items["other"] = items["other"] + eff.step_overhead_s + busy * eff.straggler * nodes
@@ -145,7 +151,7 @@ def _stage_times(low: Lowered, pricing: Pricing) -> _Stages:
     forward, backward, whole = np.zeros(shape), np.zeros(shape), np.zeros(len(table))
     full = table.is_word("recompute", "full")
     share = recomputed_share(low)
-    everywhere = _whole_model_share(table)
+    everywhere = recomputed_share_of_model(table)
 
     def add(name: str, count: Floats, seconds: Floats, total: Floats | float) -> Floats:
         nonlocal whole
@@ -168,7 +174,7 @@ def _stage_times(low: Lowered, pricing: Pricing) -> _Stages:
             again,
             layers * np.where(full, everywhere, 1.0),
         )
-        shown = layer_exposed(pricing, kind, _total(cost, "forward"), _total(cost, "backward") + again)
+        shown = layer_exposed(pricing, kind, cost.free[0], cost.free[1] + again)
         forward = forward + add("dp_comm_exposed", count, shown[0], layers)
         backward = backward + add("dp_comm_exposed", count, shown[1], layers)
     for operators, where in ((embedding_operators(low), low.first), (head_operators(low), low.last)):
@@ -178,10 +184,13 @@ def _stage_times(low: Lowered, pricing: Pricing) -> _Stages:
             forward = forward + add(name, once, seconds, 1.0)
         for name, seconds in cost_of_ends.backward.items():
             backward = backward + add(name, once, seconds, 1.0)
+        shown = end_exposed(pricing, *(_total(cost_of_ends, p) for p in ("forward", "backward")))
+        forward = forward + add("dp_comm_exposed", once, shown[0], 1.0)
+        backward = backward + add("dp_comm_exposed", once, shown[1], 1.0)
     return _Stages(items, forward, backward, whole)
 
 
-def _total(cost: LayerCost, which: str) -> Floats:
+def _total(cost: Cost, which: str) -> Floats:
     return np.asarray(np.sum(list(getattr(cost, which).values()), axis=0))
 
 
@@ -193,28 +202,24 @@ def _layers_of(low: Lowered, kind: LayerKind) -> float:
     return float(sum(pair == (kind.windowed, kind.moe) for pair in pairs))
 
 
-def _whole_model_share(table: Table) -> Floats:
-    """Share of the whole model's layers under full recomputation (n,)."""
-    blocks = table.recompute_num_layers * table.pp * table.vpp / table.model.num_layers
-    return np.where(table.is_word("recompute_method", "block"), np.minimum(blocks, 1.0), 1.0)
-
-
 def _pipeline_transfers(low: Lowered, pricing: Pricing, forward: Floats, backward: Floats) -> Floats:
     """Activation and gradient transfers between stages on the critical path, seconds per step (n,).
 
     1F1B: each micro-batch's transfer in both directions, and the ramp. Interleaved with overlap: a
-    transfer hides behind its chunk's compute as far as that lasts, sharing the device with it; without
-    overlap there are vpp times as many as under 1F1B. ``forward``/``backward``: the slowest stage's
-    seconds of one micro-batch, all chunks.
+    transfer hides behind its chunk's compute as far as that lasts, sharing the device with it, save its
+    launch, since every chunk waits for its input before its kernels are enqueued; without overlap there
+    are vpp times as many as under 1F1B. ``forward``/``backward``: the slowest stage's seconds of one
+    micro-batch, all chunks.
     """
     table, cluster, eff = low.table, low.table.cluster, pricing.eff
     apart = cluster.world_size // table.pp >= cluster.scale_up_size
-    hop = eff.collective_launch_s + pricing.network.point_to_point(residual_bytes(low), apart)
+    flight = pricing.network.point_to_point(residual_bytes(low), apart)
+    hop = eff.collective_launch_s + flight
     m, v = table.num_microbatches, table.vpp
     overlapped = (v > 1) & table.overlap_p2p_comm
     steady = np.zeros(len(table))
     for window in (forward / v, backward / v):
-        hidden = np.where(overlapped, np.minimum(hop, eff.dp_overlap * window), 0.0)
+        hidden = np.where(overlapped, np.minimum(flight, eff.dp_overlap * window), 0.0)
         steady = steady + m * v * (hop - hidden * (1 - eff.overlap_slowdown))
     return np.where(table.pp > 1, steady + 2 * (table.pp - 1) * hop, 0.0)
 

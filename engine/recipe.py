@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from shardwise.engine.cluster import Cluster
+from shardwise.engine.cluster import Cluster, Precision
 from shardwise.engine.model import Model
 from shardwise.engine.spec import Spec
 
@@ -33,6 +33,27 @@ RECOMPUTE_MODULES: tuple[str, ...] = RecomputeModule.__args__  # type: ignore[at
 DISPATCHERS: tuple[str, ...] = Dispatcher.__args__  # type: ignore[attr-defined]
 SCHEDULES: tuple[str, ...] = ("1f1b", "gpipe")
 CP_COMM_TYPES: tuple[str, ...] = ("p2p", "a2a", "all_gather")
+
+MATRIX_FORMAT: dict[str, Precision] = {
+    "bf16": "bf16",
+    "fp16": "fp16",
+    "fp8-delayed": "fp8",
+    "fp8-tensorwise": "fp8",
+    "fp8-blockwise": "fp8",
+    "mxfp8": "mxfp8",
+    "nvfp4": "fp4",
+}
+"""Recipe precision -> the matrix-unit format that its large GEMMs run in (a key of ``GPU.peak_flops``)."""
+
+RECOMPUTE_DETAILS = ("recompute_method", "recompute_num_layers", "recompute_modules")
+"""Fields that only mean something beside ``recompute``."""
+PIPELINE_SPLIT = (
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+    "num_layers_in_first_pipeline_stage",
+    "num_layers_in_last_pipeline_stage",
+)
+"""Fields that together say how layers are spread over the pipeline's stages."""
 
 _PRECISION_ALIASES = {
     "fp8": "fp8-tensorwise",
@@ -59,7 +80,7 @@ class Recipe(Spec):
     """Context parallel size."""
     ep: Size = 1
     """Expert parallel size."""
-    etp: Size = Field(default=1)
+    etp: Size = 1
     """Expert tensor parallel size. Unset: ``tp`` for a MoE model, as Megatron-LM does."""
     mbs: Size = 1
     """Micro batch size, sequences."""
@@ -68,7 +89,7 @@ class Recipe(Spec):
     seq_len: Size
     """Sequence length, tokens."""
 
-    sequence_parallel: bool = Field(default=False)
+    sequence_parallel: bool = False
     """Shard norms and residuals along the sequence over ``tp``. Unset: on when ``tp > 1``."""
     dp_sharding: DpSharding = "zero1"
     """``none`` (DDP), ``zero1`` (distributed optimizer), ``zero2``, ``fsdp`` (ZeRO-3), ``hsdp``."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from shardwise.engine.flops import attended, head_dims
 from shardwise.engine.lowering import LayerKind, Lowered
+from shardwise.engine.model import Model
 from shardwise.engine.table import Bools, Floats
 
 Bucket = Literal["attention", "mlp", "moe", "tp_comm", "ep_comm", "cp_comm", "other"]
@@ -114,7 +115,7 @@ def head_operators(low: Lowered) -> list[Operator]:
         _norm_stream(low, "final norm", times),
     ]
     if model.mtp_num_layers:
-        n = _full(low, model.hidden_size / 1.0) / low.table.tp
+        n = _full(low, model.hidden_size) / low.table.tp
         operators.append(
             Gemm("mtp projection", "other", t, n, _full(low, 2.0 * model.hidden_size), groups=times - 1)
         )
@@ -136,7 +137,7 @@ def _attention(low: Lowered, kind: LayerKind) -> Iterator[Operator]:
     h = _full(low, model.hidden_size)
     qk, v = head_dims(model)
     yield _norm_stream(low, "input_layernorm")
-    yield from _tp_enter(low, "attention")
+    yield from _tp_enter(low, "attention", width=_attention_input(model))
     if model.multi_latent_attention:
         yield from _mla_projections(low)
     else:
@@ -164,6 +165,15 @@ def _attention(low: Lowered, kind: LayerKind) -> Iterator[Operator]:
     yield _residual_add(low)
 
 
+def _attention_input(model: Model) -> int:
+    """Width of what tensor parallelism gathers before attention: hidden states, or under MLA what enters
+    the sharded up projections, since the down projections work on each rank's part of the sequence."""
+    if not model.multi_latent_attention:
+        return model.hidden_size
+    assert model.kv_lora_rank and model.qk_pos_emb_head_dim
+    return (model.q_lora_rank or model.hidden_size) + model.kv_lora_rank + model.qk_pos_emb_head_dim
+
+
 def _mla_projections(low: Lowered) -> Iterator[Operator]:
     model, t, ts = low.table.model, low.tokens, low.local_tokens
     assert model.kv_lora_rank and model.qk_head_dim and model.qk_pos_emb_head_dim and model.v_head_dim
@@ -186,11 +196,14 @@ def _mla_projections(low: Lowered) -> Iterator[Operator]:
     )
 
 
-def _tp_enter(low: Lowered, what: str, modules: tuple[str, ...] = ()) -> Iterator[Operator]:
+def _tp_enter(
+    low: Lowered, what: str, modules: tuple[str, ...] = (), width: int | None = None
+) -> Iterator[Operator]:
     """Into a column-parallel linear: an all-gather of the sequence under SP; its backward scatters the
-    input gradient and gathers the input again for the weight gradient. Without SP: all-reduce backward."""
+    input gradient and gathers the input again for the weight gradient. Without SP: all-reduce backward.
+    ``width``: of the input, unless it is the hidden size."""
     table = low.table
-    size = low.tokens * table.model.hidden_size * _HALF
+    size = low.tokens * (width or table.model.hidden_size) * _HALF
     on = table.tp > 1
     sp = table.sequence_parallel & on
     yield Collective(f"{what} gather", "tp_comm", "all_gather", "tp", size, 1.0, 2.0, sp, modules)

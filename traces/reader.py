@@ -74,9 +74,7 @@ def trace_file(path: str | os.PathLike[str]) -> Path:
     given = Path(path)
     file = given / "trace.jsonl" if os.path.isdir(given) else given
     if not os.path.isfile(file):
-        raise ConfigError(
-            f"no trace at {str(given)!r} (a .jsonl file, or a run folder with trace.jsonl)", field="trace"
-        )
+        raise ConfigError(f"TRACE = {str(given)!r}: no such trace file or run folder", field="trace")
     return file
 
 

@@ -67,10 +67,8 @@ def option_fields(case: Case, *, moe: bool, precision: str) -> Fields:
     }
     if options.get("overlap_p2p") is not None:
         fields["overlap_p2p_comm"] = _on(options["overlap_p2p"])
-    if precision not in ("bf16", "fp16"):
-        fields["fp8_param_gather"] = any(
-            _on(options.get(name)) for name in ("fp8_param_gather", "fp8_params", "fp8_all_gather")
-        )
+    if precision not in ("bf16", "fp16", "nvfp4"):
+        fields["fp8_param_gather"] = _fp8_parameters(case)
     transport = f"{options.get('cp_comm') or ''} {options.get('sequence_parallel_kind') or ''}".lower()
     if re.search(r"a2a|ulysses|all-to-all", transport):
         fields["cp_comm_type"] = "a2a"
@@ -95,6 +93,17 @@ def _on(value: object) -> bool:
 
 def _says(options: dict[str, Any], names: tuple[str, ...], word: str) -> bool:
     return any(word in str(options.get(name) or "").lower() for name in names)
+
+
+def _fp8_parameters(case: Case) -> bool:
+    """As stated; silent: off, but for NeMo 2 and Megatron-Bridge, whose FP8 precision recipes turn it on
+    (``mixed_precision.py`` of both)."""
+    names = ("fp8_param_gather", "fp8_params", "fp8_all_gather")
+    stated = [case.options[name] for name in names if case.options.get(name) is not None]
+    if stated:
+        return any(map(_on, stated))
+    sharded = str(case.parallel.dp_sharding or "").strip().lower() not in ("none", "ddp")
+    return sharded and bool(re.search(r"megatron-bridge|^nemo( 2.*)?$", case.framework.name.strip().lower()))
 
 
 def _bf16_moments(options: dict[str, Any]) -> bool:

@@ -77,6 +77,10 @@ def sharding(case: Case, dp_cp: int, node: int, assumptions: list[str]) -> Field
         (r"none|ddp|zero-?0|no\b", "none"),
     ):
         if re.search(pattern, words):
+            if name == "zero2" and (case.parallel.pp or 1) > 1:
+                # Beside a pipeline's schedule the gradients are summed whole and scattered once a step.
+                assumptions.append("dp_sharding zero1: with a pipeline, papers call it ZeRO-2")
+                name = "zero1"
             return {"dp_sharding": name}
     raise CannotScoreError(f"dp_sharding {case.parallel.dp_sharding!r} is not understood")
 

@@ -58,7 +58,7 @@ def model(spec: ModelLike) -> Model:
         return _model_mapping(spec, "model", default_name="custom")
     path = as_file(_given(spec, "model"))
     if path is not None:
-        stem = path.parent.name if path.stem == "config" else path.stem
+        stem = path.absolute().parent.name if path.stem == "config" else path.stem
         return _model_mapping(read_mapping(path, what="model"), str(path), default_name=stem or "custom")
     return _model_entry(names.resolve("models", str(spec)))
 

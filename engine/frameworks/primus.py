@@ -15,9 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from shardwise.engine import catalog
+from shardwise.engine.catalog.documents import parse_mapping
 from shardwise.engine.errors import ConfigError, UnsupportedError
 from shardwise.engine.frameworks.arguments import Arguments
 from shardwise.engine.frameworks.base import Hints, Read, Written, read_source, slug
@@ -227,29 +226,13 @@ def _by_preset(preset: str) -> Model:
 
 def _document(text: str, path: Path | None, notes: list[str], depth: int = 0) -> dict[str, Any]:
     """The file as a mapping: variables at their defaults, ``extends`` merged below it."""
-    try:
-        data = yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, RecursionError, ValueError) as err:
-        where = getattr(err, "problem_mark", None)
-        line = f" at line {where.line + 1}" if where is not None else ""
-        raise ConfigError(f"{path or 'file'}: not valid YAML{line}", field="file") from err
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path or 'file'}: must be a mapping with modules", field="modules")
+    data = parse_mapping(text, where=str(path or "file"))
     data = _defaulted(data)
     parents = data.pop("extends", None) or []
     merged: dict[str, Any] = {}
     for parent in parents if isinstance(parents, list) else [parents]:
         merged = _merge(merged, _parent(str(parent), path, notes, depth))
     return _merge(merged, data)
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe loading without aliases, which a small file can use to grow without bound."""
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.events.AliasEvent):
-            raise yaml.YAMLError("aliases are not allowed")
-        return super().compose_node(parent, index)
 
 
 def _parent(name: str, path: Path | None, notes: list[str], depth: int) -> dict[str, Any]:

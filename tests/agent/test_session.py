@@ -42,7 +42,7 @@ def test_the_best_is_legal_fits_and_beats_the_baseline(plain):
     result, out = plain
     best = load_recipe(result.best["recipe"])
     assert not legality.check(best)
-    assert filter_recipe(best, 0.05).reason(0) is None
+    assert filter_recipe(best, small_request().margin).reason(0) is None
     assert result.gain_pct > 0
     assert result.oracle_calls <= 24
     assert result.stopped_because

@@ -271,3 +271,25 @@ def test_every_published_spelling_is_understood() -> None:
 def test_every_option_the_recipe_depends_on_occurs() -> None:
     names = {name for file in case_files() for case in read_cases(file) for name in case.options}
     assert names >= USED_OPTIONS
+
+
+@pytest.mark.parametrize(
+    ("framework", "precision", "options", "expected"),
+    [
+        ("Megatron-Bridge", "fp8-tensorwise", {}, True),
+        ("NeMo 2", "mxfp8", {}, True),
+        ("Megatron-Bridge", "fp8-tensorwise", {"fp8_param_gather": False}, False),
+        ("Megatron-Bridge", "nvfp4", {}, False),
+        ("NeMo (launcher)", "fp8-tensorwise", {}, False),
+        ("Megatron-LM", "fp8-tensorwise", {"fp8_params": True}, True),
+    ],
+)
+def test_fp8_parameters(framework: str, precision: str, options: dict[str, Any], expected: bool) -> None:
+    hardware = {"gpu": "B200"}
+    r = _recipe(framework={"name": framework}, precision=precision, options=options, hardware=hardware)
+    assert r.fp8_param_gather is expected
+
+
+def test_zero2_beside_a_pipeline_reduces_once_a_step() -> None:
+    parallel = {"dp_sharding": "zero2", "pp": 2, "tp": 1, "dp": None}
+    assert _recipe(parallel=parallel).dp_sharding == "zero1"

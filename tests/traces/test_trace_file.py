@@ -243,9 +243,9 @@ def test_junk_is_refused_with_its_line(tmp_path: Path, junk: bytes, says: str) -
 
 def test_no_trace_at_all(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "none"):
-        with pytest.raises(ConfigError, match="no trace at"):
+        with pytest.raises(ConfigError, match="no such trace"):
             read_trace(place)
-        with pytest.raises(ConfigError, match="no trace at"):
+        with pytest.raises(ConfigError, match="no such trace"):
             verify(place)
     (tmp_path / "empty").write_bytes(b"")
     assert verify(tmp_path / "empty").as_json() == {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardwise.cli.groups import add
-from shardwise.cli.options import Given, JsonFlag, recipe_options
+from shardwise.cli.options import AllowPrecision, Fix, Given, JsonFlag, recipe_options
 from shardwise.cli.output import emit_json
 
 if TYPE_CHECKING:
@@ -56,16 +56,8 @@ def tune(
     objective: Annotated[
         str | None, typer.Option("--objective", metavar="WORD", help="What to maximise.", show_default=False)
     ] = None,
-    fix: Annotated[
-        list[str] | None,
-        typer.Option("--fix", metavar="FIELD=VALUE", help="Keep a field; repeatable.", show_default=False),
-    ] = None,
-    allow_precision: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-precision", metavar="WORD", help="Precision that may be tried too.", show_default=False
-        ),
-    ] = None,
+    fix: Fix = None,
+    allow_precision: AllowPrecision = None,
     budget_calls: Annotated[
         int | None, typer.Option("--budget-calls", metavar="N", help="Most projections.", show_default=False)
     ] = None,
