@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import subprocess
 import sys
@@ -123,6 +124,24 @@ def test_an_internal_error_is_one_line_and_70(
     assert run(["project", *LLAMA]) == 70
     assert "Traceback" in capsys.readouterr().err
     assert project.project.__name__ == "project"
+
+
+def test_a_full_disk_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("shardwise.cli.inputs.read", full)
+    monkeypatch.delenv("SHARDWISE_DEBUG", raising=False)
+    assert "No space left on device" in refused(["project", *LLAMA], capsys)
+
+
+def test_a_closed_stdout_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", None)
+        assert run(["project", *LLAMA]) == 2
+    assert capsys.readouterr().err.startswith("shardwise: stdout is closed")
 
 
 def test_an_interrupt_is_130(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,8 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def run(args: Sequence[str]) -> int:
     """Run one command; every error becomes one line on stderr and an exit code."""
+    if sys.stdout is None:  # closed by the caller (``>&-``)
+        return _say("stdout is closed: there is nowhere to write the answer", EXIT_BAD_INPUT)
     try:
         code = _invoke(list(args))
         sys.stdout.flush()
@@ -91,6 +93,9 @@ def run(args: Sequence[str]) -> int:
         if os.environ.get("SHARDWISE_DEBUG"):
             traceback.print_exc()
             return EXIT_INTERNAL
+        if isinstance(err, OSError) and err.strerror:
+            place = f" ({err.filename})" if err.filename else ""
+            return _say(f"the system refused to read or write{place}: {err.strerror}", EXIT_BAD_INPUT)
         what = f"internal error: {type(err).__name__}: {err} (run with SHARDWISE_DEBUG=1 for the traceback)"
         return _say(what, EXIT_INTERNAL)
 
