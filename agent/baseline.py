@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,9 @@ from shardwise.agent.request import TuneRequest
 from shardwise.agent.trial import Fields, fields_of, recipe_of, words
 from shardwise.engine import legality
 from shardwise.engine.errors import ConfigError
-from shardwise.engine.recipe import Recipe
+from shardwise.engine.recipe import RECOMPUTE_DETAILS, Recipe
 from shardwise.engine.recipe_io import DEFAULT_SEQ_LEN
-from shardwise.engine.table import COLUMNS, Table
+from shardwise.engine.table import Table
 from shardwise.memory_filter import filter_table
 
 SEQUENCES_PER_GPU = 4
@@ -56,10 +56,12 @@ def choose_baseline(request: TuneRequest) -> Baseline:
 def construct(request: TuneRequest, start: Fields) -> Baseline:
     """A plain legal recipe, the least split one that fits.
 
-    Candidates have micro batch size 1, no interleaving, the most expert parallelism that stays inside the
-    scale-up domain, and recomputation only when nothing fits without. Among those that fit, the smallest
-    product of tensor, context and pipeline sizes wins, then the smallest tensor size. When nothing fits, the
-    one that needs least memory is returned. ``start`` gives all other fields (empty: their defaults).
+    Candidates have micro batch size 1, no interleaving, a short last stage where the layers do not divide,
+    and recomputation only when nothing fits without.
+    Among those that fit, the smallest product of tensor, context and pipeline sizes wins, where experts that
+    leave the scale-up domain count as a split over as many domains; then the smallest tensor size, then the
+    most expert parallelism inside the domain. When nothing fits, the one that needs least memory is returned.
+    ``start`` gives all other fields (empty: their defaults).
     """
     base = recipe_of(request, _fields(request, {**start, "vpp": 1}))
     least: tuple[float, Fields] | None = None
@@ -68,9 +70,8 @@ def construct(request: TuneRequest, start: Fields) -> Baseline:
         if table is None:
             continue
         kept = filter_table(table, request.margin)
-        order = np.lexsort(
-            (table.etp, -_near_domain(table), table.cp, table.tp, table.tp * table.cp * table.pp)
-        )
+        split = table.tp * table.cp * table.pp * _domains(table)
+        order = np.lexsort((table.etp, -_near_domain(table), table.cp, table.tp, split))
         for row in order:
             if kept.keep[row]:
                 fields = fields_of(table.recipe(int(row)))
@@ -81,8 +82,9 @@ def construct(request: TuneRequest, start: Fields) -> Baseline:
     if least is None:
         broken = legality.check(base)
         reason = broken[0].message if broken else "no combination of parallel sizes divides the cluster"
+        held = f" with {words(request.fixed)}" if request.fixed else ""
         raise ConfigError(
-            f"no legal recipe with {words(request.fixed)} on {request.cluster.world_size} GPUs: {reason}",
+            f"no legal recipe{held} on {request.cluster.world_size} GPUs: {reason}",
             field=next(iter(request.fixed), "cluster"),
         )
     return Baseline(least[1], "constructed", "the plain recipe that needs least memory (none fits)")
@@ -98,7 +100,7 @@ def _fields(request: TuneRequest, recipe: dict[str, Any]) -> Fields:
         **request.fixed,
     }
     if request.fixed.get("recompute", fields.get("recompute")) != recipe.get("recompute"):
-        for name in ("recompute_method", "recompute_num_layers", "recompute_modules"):
+        for name in RECOMPUTE_DETAILS:
             if name not in request.fixed:
                 fields.pop(name, None)
     moved = "tp" in request.fixed and request.fixed["tp"] != recipe.get("tp")
@@ -127,17 +129,39 @@ def _plain_table(request: TuneRequest, base: Recipe, recompute: str) -> Table | 
     }
     start = recipe_of(request, {**_plain(base), "recompute": recompute, **request.fixed})
     pieces: list[Table] = []
-    for parallel in (False, True):
-        tps = [tp for tp in sizes["tp"] if (tp > 1) == parallel]
-        if not tps:
-            continue
-        fixed_sp = "sequence_parallel" in request.fixed
-        tied = start if fixed_sp else start.with_(sequence_parallel=parallel)
-        table = Table.product(tied, {**sizes, "tp": tps})
-        mask = legality.legal_mask(table)
-        if mask.any():
-            pieces.append(table.take(mask))
-    return stacked(pieces) if pieces else None
+    for last, pps in _pipelines(request, start, sizes["pp"]).items():
+        split = start.with_(num_layers_in_last_pipeline_stage=last)
+        for parallel in (False, True):
+            tps = [tp for tp in sizes["tp"] if (tp > 1) == parallel]
+            if not tps:
+                continue
+            fixed_sp = "sequence_parallel" in request.fixed
+            tied = split if fixed_sp else split.with_(sequence_parallel=parallel)
+            table = Table.product(tied, {**sizes, "tp": tps, "pp": pps})
+            mask = legality.legal_mask(table)
+            if mask.any():
+                pieces.append(table.take(mask))
+    return Table.stacked(pieces) if pieces else None
+
+
+def _pipelines(request: TuneRequest, start: Recipe, sizes: list[int]) -> dict[int | None, list[int]]:
+    """Pipeline sizes by the layers of their last stage: None where all stages have the same.
+
+    Where the layers do not divide, the last stage has what the others, one layer fuller, leave over.
+    """
+    if start.num_layers_in_last_pipeline_stage is not None or any(map(_splits, request.fixed)):
+        return {start.num_layers_in_last_pipeline_stage: sizes}
+    layers = request.model.num_layers
+    found: dict[int | None, list[int]] = {}
+    for pp in sizes:
+        last = layers - (pp - 1) * -(-layers // pp)
+        if last > 0:
+            found.setdefault(None if layers % pp == 0 else last, []).append(pp)
+    return found
+
+
+def _splits(field: str) -> bool:
+    return field.startswith(("num_layers_in", "account_for"))
 
 
 def _plain(base: Recipe) -> Fields:
@@ -150,15 +174,12 @@ def _free(request: TuneRequest, name: str, values: list[Any], fixed: Any) -> lis
     return [fixed] if name in request.fixed else values
 
 
+def _domains(table: Table) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Scale-up domains that the experts of one layer are spread over."""
+    return -(-table.ep * table.etp // table.cluster.scale_up_size)
+
+
 def _near_domain(table: Table) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Expert parallel size where it stays inside the scale-up domain, 0 where it leaves it."""
     inside = table.ep * table.etp <= table.cluster.scale_up_size
     return np.where(inside, table.ep, 0)
-
-
-def stacked(pieces: list[Table]) -> Table:
-    """Tables of one model and cluster below each other; at least one."""
-    columns: dict[str, Any] = {
-        name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in COLUMNS
-    }
-    return replace(pieces[0], **columns)

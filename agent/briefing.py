@@ -15,10 +15,11 @@ from shardwise.agent.context import Context
 from shardwise.agent.features import axis_columns
 from shardwise.agent.proposals import apply_changes
 from shardwise.agent.state import TuneState
-from shardwise.agent.trial import Trial, changed, default_of, recipe_of, value_of, words
+from shardwise.agent.trial import Trial, changed, default_of, recipe_of, value_of, word, words
 from shardwise.engine.errors import ConfigError
-from shardwise.engine.recipe import RECOMPUTE_MODULES, Recipe
-from shardwise.engine.table import WORDS
+from shardwise.engine.recipe import Recipe
+from shardwise.engine.table import decode
+from shardwise.engine.units import GIB
 from shardwise.prompts import load
 from shardwise.tools.bench import Bench, TrialView
 
@@ -38,7 +39,6 @@ _COMPACT = (
     "precision",
 )
 """What a small model may change; the rest is left to the heuristic proposer."""
-_GIB = 1024.0**3
 
 
 def bench_of(ctx: Context, state: TuneState) -> Bench:
@@ -80,9 +80,9 @@ def choices_of(ctx: Context) -> dict[str, list[Any]]:
     for axis in ctx.space.coding.axes:
         for name in axis_columns(axis):
             column = getattr(table, name)
-            values = np.unique(column).tolist()
-            if len(values) > 1:
-                out[name] = [_decoded(name, value) for value in values]
+            codes = np.unique(column).tolist()
+            if len(codes) > 1:
+                out[name] = [_decoded(name, code) for code in codes]
     return out
 
 
@@ -102,7 +102,7 @@ def full_prompt(ctx: Context, state: TuneState) -> tuple[str, str]:
         baseline_id=f"T{order.index(baseline.key)}",
         baseline_figures=_figures(baseline),
         axes=_bullets(
-            f"{name}: {', '.join(_word(v) for v in values)}" for name, values in choices_of(ctx).items()
+            f"{name}: {', '.join(word(v) for v in values)}" for name, values in choices_of(ctx).items()
         ),
         effects=_bullets(note for note in state["notes"] if _is_effect(note)),
         results=_bullets(_result_lines(ctx, state, MAX_RESULTS)),
@@ -128,9 +128,9 @@ def compact_prompt(ctx: Context, state: TuneState) -> tuple[str, dict[str, list[
         incumbent=words({name: value_of(start.fields, name) for name in choices}),
         speed=f"{start.tokens_per_s_per_gpu:.0f} tokens/s/GPU",
         slowest=", ".join(f"{name} {100 * value / total:.0f}%" for name, value in slowest),
-        memory=f"{start.peak_bytes / _GIB:.0f} of {capacity / _GIB:.0f} GiB",
+        memory=f"{start.peak_bytes / GIB:.0f} of {capacity / GIB:.0f} GiB",
         fixed=_or_none(words(ctx.request.fixed) if ctx.request.fixed else ""),
-        axes="; ".join(f"{name} {'|'.join(_word(v) for v in values)}" for name, values in choices.items()),
+        axes="; ".join(f"{name} {'|'.join(word(v) for v in values)}" for name, values in choices.items()),
         results=_or_none("; ".join(_result_lines(ctx, state, MAX_COMPACT_RESULTS))),
     )
     return text, choices
@@ -162,7 +162,7 @@ def _figures(trial: Trial) -> str:
     )
     fits = "fits" if trial.fits else "does not fit"
     return (
-        f"{trial.tokens_per_s_per_gpu:.1f} tokens/s/GPU, peak {trial.peak_bytes / _GIB:.1f} GiB ({fits}); "
+        f"{trial.tokens_per_s_per_gpu:.1f} tokens/s/GPU, peak {trial.peak_bytes / GIB:.1f} GiB ({fits}); "
         f"step: {shares}"
     )
 
@@ -207,16 +207,8 @@ def _or_none(text: str) -> str:
     return text or "none"
 
 
-def _word(value: Any) -> str:
-    if isinstance(value, list):
-        return "+".join(str(item) for item in value) or "none"
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _decoded(name: str, value: Any) -> Any:
-    if name == "recompute_modules":
-        return [word for i, word in enumerate(RECOMPUTE_MODULES) if int(value) >> i & 1]
-    if name in WORDS:
-        return WORDS[name][int(value)]
-    # Tables write 0 for a count that is not set.
-    return None if value == 0 and default_of(name) is None and not isinstance(value, bool) else value
+def _decoded(name: str, code: Any) -> Any:
+    value = decode(name, code)
+    if value == 0 and value is not False and default_of(name) is None:
+        return None  # in a table an unset count is 0
+    return list(value) if isinstance(value, tuple) else value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -68,8 +67,3 @@ def enter(state: TuneState, context: Context | None) -> Context:
         context = standalone_context(state.get("request"))
     context.journal.rewind(state.get("events", 0))
     return context
-
-
-def monotonic() -> float:
-    """The default clock, seconds."""
-    return time.monotonic()

@@ -7,26 +7,21 @@ sequence parallelism). Axes are found, not listed: whatever varies in the space 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shardwise.agent import napkin
+from shardwise.engine.memory import recomputed_share_of_model
 from shardwise.engine.pipeline_layout import chunk_layers
-from shardwise.engine.recipe import RECOMPUTES
+from shardwise.engine.recipe import PIPELINE_SPLIT, RECOMPUTE_DETAILS
 from shardwise.engine.table import COLUMNS, METHODS, Bools, Floats, Ints, Table
 
 JOINT: dict[str, tuple[str, ...]] = {
-    "recompute": ("recompute", "recompute_method", "recompute_num_layers", "recompute_modules"),
+    "recompute": ("recompute", *RECOMPUTE_DETAILS),
     "tp": ("tp", "sequence_parallel"),
     "dp_sharding": ("dp_sharding", "dp_shard_size", "fsdp_reshard_after_forward"),
-    "pipeline_split": (
-        "num_layers_in_first_pipeline_stage",
-        "num_layers_in_last_pipeline_stage",
-        "account_for_embedding_in_pipeline_split",
-        "account_for_loss_in_pipeline_split",
-    ),
+    "pipeline_split": PIPELINE_SPLIT,
 }
 """Axis -> the columns that move together on it."""
 _JOINED = {column for columns in JOINT.values() for column in columns}
@@ -101,18 +96,9 @@ def numbers(table: Table) -> Floats:
     The bubble is that of a uniform pipeline, log(1 + (pp-1)/(vpp*m)) with m micro-batches (Narayanan et
     al. 2021, section 2.2); the recomputed share is that of the layers whose forward pass runs twice.
     """
-    micro_batches = np.maximum(table.gbs // np.maximum(table.mbs * table.dp, 1), 1)
-    bubble = np.log1p((table.pp - 1) / (table.vpp * micro_batches))
+    bubble = np.log1p((table.pp - 1) / (table.vpp * table.num_microbatches))
     logs = [np.log2(getattr(table, name).astype(np.float64)) for name in LOGS]
-    return np.stack([napkin.log_time(table), bubble, _recomputed_share(table), *logs], axis=1)
-
-
-def _recomputed_share(table: Table) -> Floats:
-    full = table.recompute == RECOMPUTES.index("full")
-    block = full & (table.recompute_method == METHODS.index("block"))
-    chunks = table.pp * table.vpp
-    share = np.where(block, table.recompute_num_layers * chunks / table.model.num_layers, 1.0)
-    return np.asarray(np.where(full, np.minimum(share, 1.0), 0.0))
+    return np.stack([napkin.log_time(table), bubble, recomputed_share_of_model(table), *logs], axis=1)
 
 
 def _number(table: Table, columns: tuple[str, ...], levels: tuple[Floats, ...]) -> tuple[Ints, Bools]:
@@ -147,9 +133,3 @@ def differing(codes: npt.NDArray[np.int16], one: npt.NDArray[np.int16]) -> Ints:
 def axis_columns(axis: str) -> tuple[str, ...]:
     """The recipe fields that move on ``axis``."""
     return AXES[axis]
-
-
-def axis_of(changes: dict[str, Any]) -> str:
-    """The axis that all ``changes`` lie on; empty when they lie on several."""
-    found = {axis for axis, columns in AXES.items() if any(name in columns for name in changes)}
-    return found.pop() if len(found) == 1 else ""

@@ -16,7 +16,7 @@ from shardwise.agent.nodes.hypothesize import hypothesizer
 from shardwise.agent.nodes.memory_filter import memory_filter
 from shardwise.agent.nodes.plan import planner
 from shardwise.agent.nodes.project import projection
-from shardwise.agent.nodes.reflect import reflection
+from shardwise.agent.nodes.reflect import PATIENCE, reflection
 from shardwise.agent.nodes.report import report
 from shardwise.agent.state import TuneState
 
@@ -33,7 +33,7 @@ def recursion_limit(budget_calls: int) -> int:
     Rounds that score nothing end the search after a few, so rounds <= calls * (patience + 1) + slack.
     LangGraph's own default would let a runaway loop go on for 10,000 steps.
     """
-    return NODES_PER_ROUND * (4 * budget_calls + 10)
+    return NODES_PER_ROUND * ((PATIENCE + 1) * budget_calls + 10)
 
 
 def build_graph(

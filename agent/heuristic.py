@@ -2,7 +2,7 @@
 
 Each round it fits the surrogate to the trials so far, ranks every untried legal recipe that fits, and
 proposes a few: those with the best optimistic estimate, each chosen as if the ones before it had come
-out as predicted (so that they differ), and one neighbour of the incumbent.
+out as predicted (so that they differ), and neighbours of the incumbent.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ SHORTLIST = 4_000
 """Rows that the additive part passes on to the full model."""
 NEIGHBOURS = 2_000
 """Rows within two axes of the incumbent that are looked at whatever the additive part says."""
+NEAR = 2
+"""Proposals of a round that are one axis away from the incumbent."""
 OPTIMISM = 0.7
 """Standard deviations by which an uncertain recipe is given the benefit of the doubt."""
 
@@ -53,9 +55,8 @@ def propose(
             break
         mean, sd = Surrogate(known, log_times).mean_and_sd(space.points.take(rows))
         hope = np.round(mean - OPTIMISM * sd, 9) + jitter
-        # The last of a round stays next to the incumbent: what the model got wrong far away cannot mislead
-        # it.
-        pool = near if number == count - 1 and near.any() else np.ones(len(rows), dtype=bool)
+        # The last of a round stay next to the incumbent: what the model gets wrong afar cannot mislead them.
+        pool = near if number >= count - NEAR and near.any() else np.ones(len(rows), dtype=bool)
         best = int(np.argmin(np.where(pool, hope, np.inf)))
         expected = float(-np.log(start.score(objective)) - mean[best])
         chosen.append(_candidate(start.fields, fields_of(space.fitting.recipe(int(rows[best]))), expected))

@@ -3,8 +3,8 @@
 1. With tools: up to :data:`MAX_STEPS` answers; every tool call is answered, also unknown and malformed ones;
    ``propose`` (or plain JSON in the text) ends the turn.
 2. Proposals that cannot be used cost one repair message; what is still wrong afterwards is recorded and
-dropped. 3. A model that neither calls nor answers JSON is asked once more with a JSON schema. In compact
-mode (small
+   dropped.
+3. A model that neither calls nor answers JSON is asked once more with a JSON schema. In compact mode (small
    local models) that is the only question.
 """
 
@@ -40,8 +40,7 @@ def propose_with_llm(ctx: Context, state: TuneState) -> tuple[list[Candidate], l
     """Valid candidates of one turn, and the rejections the LLM is to read next time.
 
     Raises :class:`ProviderError` when the provider fails past its retries, :class:`BudgetExceeded` when the
-    tokens are used up, :class:`ReplayDiverged` from a
-    recording that does not fit.
+    tokens are used up, :class:`ReplayDiverged` from a recording that does not fit.
     """
     turn = _Turn(ctx, state)
     turn.run_compact() if ctx.compact else turn.run_with_tools()

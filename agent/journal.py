@@ -16,12 +16,11 @@ from typing import Any
 
 from shardwise.traces import Event, TraceWriter, read_trace
 from shardwise.traces.canonical import canonical, jsonable
+from shardwise.traces.compare import QUIET_TOPICS
 from shardwise.traces.events import EVENTS, as_data
 from shardwise.traces.redact import redact
 
 _UNCOMPARED = ("v", "seq", "t_s", "prev", "hash", "wall_s", "usage", "attempts", "model")
-_ASIDE = ("resume", "retry")
-"""Topics of notes that tell of accidents, not of decisions."""
 
 
 class Journal(TraceWriter):
@@ -65,7 +64,7 @@ class Journal(TraceWriter):
 
     def append(self, kind: str, **fields: Any) -> Event:
         """Write one event, or recognise it as the one already on file here."""
-        if kind == "note" and fields.get("topic") in _ASIDE:
+        if kind == "note" and fields.get("topic") in QUIET_TOPICS:
             return super().append(kind, **fields)
         if self.behind:
             known = self._recorded[self.position]
@@ -88,7 +87,7 @@ class Journal(TraceWriter):
 
 
 def _aside(data: dict[str, Any]) -> bool:
-    return data["kind"] == "note" and data.get("topic") in _ASIDE
+    return data["kind"] == "note" and data.get("topic") in QUIET_TOPICS
 
 
 def _comparable(data: dict[str, Any]) -> str:

@@ -38,8 +38,7 @@ def ask(
     sleep: Callable[[float], object] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> AIMessage:
-    """The model's answer to ``messages``: text, or calls to ``tools``, or JSON text that follows
-    ``schema``.
+    """The model's answer to ``messages``: text, calls to ``tools``, or JSON text that follows ``schema``.
 
     ``tools`` are LangChain tools, pydantic classes, functions or tool schemas; ``tool_choice`` is passed
     on where it is given (``any`` forces a call; not every server knows it). ``tools`` and ``schema``

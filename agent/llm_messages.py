@@ -27,8 +27,7 @@ _ROLES = {"human": "user", "ai": "assistant"}
 
 def message_data(message: BaseMessage) -> dict[str, Any]:
     """One message: ``role``, ``content`` (its text), and where it has them ``tool_calls``,
-    ``tool_call_id``.
-    """
+    ``tool_call_id``."""
     data: dict[str, Any] = {"role": _ROLES.get(message.type, message.type), "content": str(message.text)}
     if isinstance(message, AIMessage):
         if message.tool_calls:
@@ -47,9 +46,7 @@ def message_data(message: BaseMessage) -> dict[str, Any]:
 
 
 def answer_data(message: AIMessage) -> dict[str, Any]:
-    """An LLM's answer: as :func:`message_data`, with ``reasoning`` and ``finish_reason`` where they were
-    given.
-    """
+    """An LLM's answer: as :func:`message_data`, with ``reasoning`` and ``finish_reason`` where given."""
     data = message_data(message)
     reasoning = "\n".join(
         str(block.get("reasoning") or "") for block in message.content_blocks if block["type"] == "reasoning"

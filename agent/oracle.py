@@ -15,6 +15,7 @@ from pathlib import Path
 from shardwise.agent.request import TuneRequest
 from shardwise.agent.trial import Trial, fields_of
 from shardwise.engine.errors import ConfigError
+from shardwise.engine.memory import usable_bytes
 from shardwise.engine.recipe import Recipe
 from shardwise.engine.recipe_io import recipe_key
 from shardwise.engine.results import Projection
@@ -41,7 +42,7 @@ class Oracle:
         self._known: dict[str, Trial] = {}
         self.calls = 0
         """Projections really computed by this object (known recipes are free)."""
-        if path is not None and path.exists():
+        if path is not None and os.path.lexists(path):
             self._load(path)
 
     def known(self, key: str) -> Trial | None:
@@ -61,12 +62,12 @@ class Oracle:
         projection = self._project(recipe)
         self.calls += 1
         memory = projection.memory
-        limit = (1.0 - self._request.margin) * memory.capacity_bytes if memory else 0.0
         trial = Trial(
             key=key,
             fields=fields_of(recipe),
             projection=projection.as_json(),
-            fits=memory is not None and memory.peak_bytes <= limit,
+            fits=memory is not None
+            and memory.peak_bytes <= usable_bytes(memory.capacity_bytes, self._request.margin),
         )
         self._append(trial)
         self._known[key] = trial
@@ -83,7 +84,10 @@ class Oracle:
 
     def _load(self, path: Path) -> None:
         """Read the scores of an earlier part of this run; cut off a last line that a kill tore."""
-        raw = path.read_bytes()
+        try:
+            raw = path.read_bytes()
+        except OSError as err:
+            raise ConfigError(f"{path.name} cannot be read ({err.strerror})", field="resume") from err
         whole = raw[: raw.rfind(b"\n") + 1]
         if len(whole) != len(raw):
             with path.open("r+b") as file:

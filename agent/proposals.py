@@ -20,7 +20,7 @@ from shardwise.agent.request import TuneRequest
 from shardwise.agent.state import Candidate
 from shardwise.agent.trial import changed, fields_of, recipe_of, words
 from shardwise.engine.errors import ConfigError, unknown_name
-from shardwise.engine.recipe import Recipe
+from shardwise.engine.recipe import RECOMPUTE_DETAILS, Recipe
 
 MAX_CANDIDATES = 8
 """Candidates taken from one answer; more are dropped with a problem that says so."""
@@ -83,7 +83,7 @@ def apply_changes(
     if "tp" in changes and "sequence_parallel" not in changes and "sequence_parallel" not in request.fixed:
         fields["sequence_parallel"] = fields["tp"] > 1
     if "recompute" in changes:
-        for name in ("recompute_method", "recompute_num_layers", "recompute_modules"):
+        for name in RECOMPUTE_DETAILS:
             if name not in changes and name not in request.fixed:
                 fields.pop(name, None)
     return fields_of(recipe_of(request, fields))

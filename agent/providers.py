@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -61,19 +60,24 @@ class Provider:
     """Constructor argument for the sampling seed; empty when the provider takes none."""
 
 
-_OPENAI = {"max_retries": 0, "disable_streaming": True}
+_PLAIN = {"max_retries": 0, "disable_streaming": True}
+"""One answer a call: the agent has its own retries (:mod:`shardwise.agent.retry`)."""
+
+_OPENAI = Provider(
+    module="langchain_openai",
+    class_name="ChatOpenAI",
+    extra="",
+    key_env=("OPENAI_API_KEY",),
+    key_field="api_key",
+    url_env=("OPENAI_BASE_URL", "OPENAI_API_BASE"),
+    options=_PLAIN,
+    seed_field="seed",
+)
+_LOCAL = replace(_OPENAI, needs_key=False, url_env=())
+"""A server of one's own that speaks OpenAI's protocol."""
 
 PROVIDERS: dict[str, Provider] = {
-    "openai": Provider(
-        module="langchain_openai",
-        class_name="ChatOpenAI",
-        extra="",
-        key_env=("OPENAI_API_KEY",),
-        key_field="api_key",
-        url_env=("OPENAI_BASE_URL", "OPENAI_API_BASE"),
-        options=_OPENAI,
-        seed_field="seed",
-    ),
+    "openai": _OPENAI,
     "anthropic": Provider(
         module="langchain_anthropic",
         class_name="ChatAnthropic",
@@ -81,7 +85,7 @@ PROVIDERS: dict[str, Provider] = {
         key_env=("ANTHROPIC_API_KEY",),
         key_field="api_key",
         url_env=("ANTHROPIC_BASE_URL", "ANTHROPIC_API_URL"),
-        options={"max_retries": 0, "disable_streaming": True},
+        options=_PLAIN,
     ),
     "google": Provider(
         module="langchain_google_genai",
@@ -99,7 +103,7 @@ PROVIDERS: dict[str, Provider] = {
         extra="mistral",
         key_env=("MISTRAL_API_KEY",),
         key_field="api_key",
-        options={"max_retries": 0, "disable_streaming": True},
+        options=_PLAIN,
         whole_seconds=True,
         seed_field="random_seed",
     ),
@@ -114,28 +118,8 @@ PROVIDERS: dict[str, Provider] = {
         max_tokens_field="num_predict",
         seed_field="seed",
     ),
-    "vllm": Provider(
-        module="langchain_openai",
-        class_name="ChatOpenAI",
-        extra="",
-        key_env=("VLLM_API_KEY",),
-        needs_key=False,
-        key_field="api_key",
-        default_url="http://127.0.0.1:8000/v1",
-        options=_OPENAI,
-        seed_field="seed",
-    ),
-    "llamacpp": Provider(
-        module="langchain_openai",
-        class_name="ChatOpenAI",
-        extra="",
-        key_env=("LLAMA_API_KEY",),
-        needs_key=False,
-        key_field="api_key",
-        default_url="http://127.0.0.1:8080/v1",
-        options=_OPENAI,
-        seed_field="seed",
-    ),
+    "vllm": replace(_LOCAL, key_env=("VLLM_API_KEY",), default_url="http://127.0.0.1:8000/v1"),
+    "llamacpp": replace(_LOCAL, key_env=("LLAMA_API_KEY",), default_url="http://127.0.0.1:8080/v1"),
 }
 """Provider name -> how to make its model."""
 
@@ -186,7 +170,7 @@ def parse_llm_spec(spec: str) -> LlmSpec:
             raise ConfigError(
                 f"llm {spec!r}: needs a trace, as in 'replay:runs/my-run/trace.jsonl'", field="llm"
             )
-        if not Path(rest).exists():
+        if not os.path.exists(rest):
             raise ConfigError(f"llm {spec!r}: there is no trace at {rest!r}", field="llm")
         return LlmSpec("replay", rest)
     if name not in PROVIDERS:
@@ -211,6 +195,11 @@ def check_llm(
         env = os.environ if environ is None else environ
         url = _url(parsed, base_url, env)
         _key(parsed, api_key, url, env)
+    elif base_url:
+        raise ConfigError(
+            f"base_url = {base_url!r}: {parsed.provider!r} asks no server; write --llm openai:MODEL",
+            field="base_url",
+        )
     return parsed
 
 
@@ -291,13 +280,23 @@ def _url(parsed: LlmSpec, base_url: str | None, env: Mapping[str, str]) -> str:
     url = base_url or next((env[name] for name in row.url_env if env.get(name)), "") or row.default_url
     if url and parsed.provider == "ollama" and "://" not in url:
         url = f"http://{url}"  # OLLAMA_HOST is customarily written without a scheme
-    if url:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(
-                f"base_url = {url!r}: must be an http(s) address, as in http://host:8000/v1", field="base_url"
-            )
+    if url and not _is_address(url):
+        raise ConfigError(
+            f"base_url = {url!r}: must be an http(s) address, as in http://host:8000/v1", field="base_url"
+        )
     return url
+
+
+def _is_address(url: str) -> bool:
+    """Whether an HTTP client can make sense of ``url``; none is asked, since importing one takes time."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:  # brackets without an address between, a port that is none
+        return False
+    named = bool(host) and all(char.isalnum() or char in "-._:%" for char in host)
+    plain = url.isprintable() and " " not in url
+    return plain and named and port != 0 and parts.scheme in ("http", "https")
 
 
 def _key(parsed: LlmSpec, api_key: str | None, url: str, env: Mapping[str, str]) -> str:

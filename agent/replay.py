@@ -38,8 +38,7 @@ class ReplayOutcome:
 def replay_run(trace: str | os.PathLike[str], *, projector: Projector = project) -> ReplayOutcome:
     """Run the trace's search again and compare event by event.
 
-    Raises :class:`ConfigError` or :class:`TraceFormatError` when the trace cannot be read or holds no
-    request.
+    Raises :class:`ConfigError` or :class:`TraceFormatError` for an unreadable trace or one without request.
     """
     from shardwise.agent.session import tune
 
@@ -57,7 +56,7 @@ def replay_run(trace: str | os.PathLike[str], *, projector: Projector = project)
         again = Path(folder) / "run"
         if model is None:
             # A search that asked no LLM is run by the proposer that made it, under the name it had.
-            request = request.with_(llm="heuristic")
+            request = request.with_(llm="heuristic", base_url=None)
         try:
             tune(request, out=again, llm=model, text=asked.text, projector=projector)
         except ReplayDiverged as err:

@@ -77,8 +77,7 @@ class ReplayModel(BaseChatModel):
 
     @classmethod
     def from_trace(cls, path: str | os.PathLike[str], *, start: int = 0) -> ReplayModel:
-        """A model that answers from the trace at ``path``, beginning with answer ``start`` (for a
-        resumed run).
+        """A model that answers from the trace at ``path``, from answer ``start`` on (for a resumed run).
 
         Raises :class:`ConfigError` or :class:`TraceFormatError` when the trace cannot be read. A trace
         without LLM answers is fine as long as nothing is asked.
@@ -117,8 +116,7 @@ class ReplayModel(BaseChatModel):
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
         """Ask with an answer schema (``json_schema``, ``json_mode``) or through a tool
-        (``function_calling``).
-        """
+        (``function_calling``)."""
         if method == "function_calling":
             return super().with_structured_output(schema, include_raw=include_raw, **kwargs)
         parser: Any = (

@@ -17,7 +17,7 @@ from shardwise.engine import catalog
 from shardwise.engine.cluster import Cluster
 from shardwise.engine.errors import ConfigError, unknown_name
 from shardwise.engine.model import Model
-from shardwise.engine.recipe import Recipe, RecipePrecision
+from shardwise.engine.recipe import Recipe, RecipePrecision, Size
 from shardwise.engine.results import DEFAULT_MARGIN
 from shardwise.engine.spec import Spec
 
@@ -41,9 +41,9 @@ class TuneRequest(Spec):
     """The user's own starting recipe: recipe fields without model and cluster; empty = none given."""
     allow_precision: tuple[RecipePrecision, ...] = ()
     """Precisions that may be tried besides the baseline's: they change numerics, so they are asked for."""
-    gbs: PositiveInt | None = None
+    gbs: Size | None = None
     """Global batch size, sequences; None = the baseline's. Never searched: it changes the training."""
-    seq_len: PositiveInt | None = None
+    seq_len: Size | None = None
     """Sequence length, tokens; None = the baseline's. Never searched."""
     budget_calls: PositiveInt = 60
     """Most oracle calls (recipes projected); a hard limit."""
@@ -73,14 +73,23 @@ class TuneRequest(Spec):
         if not isinstance(data, Mapping):
             raise ConfigError(f"{where} must be a mapping of fields, not {type(data).__name__}", field=where)
         filled = {key: value for key, value in data.items() if value is not None}
+        words = "tune Mixtral 8x22B on 32 MI355X"
         for name, example in (("model", "mixtral-8x22b"), ("cluster", "mi355x:4x8")):
             if name not in filled:
-                raise ConfigError(f"{name} is missing: say which, e.g. {name}={example}", field=name)
+                raise ConfigError(
+                    f"{name} is missing: say which, e.g. '{words}' or {name}={example}", field=name
+                )
         filled["model"] = catalog.model(filled["model"])
         filled["cluster"] = catalog.cluster(filled["cluster"])
         objective = filled.get("objective")
         if isinstance(objective, str):
             filled["objective"] = _OBJECTIVE_ALIASES.get(objective.lower(), objective)
+        for name in ("fixed", "recipe"):
+            if not isinstance(filled.get(name, {}), Mapping):
+                raise ConfigError(
+                    f"{where}: {name} = {str(filled[name])[:60]!r}: needs a mapping of recipe fields",
+                    field=name,
+                )
         fixed = dict(filled.get("fixed", {}))
         for name in ("gbs", "seq_len"):
             if name in fixed:
@@ -127,4 +136,8 @@ def _checked(fields: dict[str, Any], model: Model, cluster: Cluster, where: str)
 def _words(value: Any) -> list[Any]:
     if isinstance(value, str):
         return [word for word in value.replace(",", " ").split() if word]
+    if not isinstance(value, (list, tuple)):
+        raise ConfigError(
+            f"allow_precision = {str(value)[:60]!r}: needs precisions, as in ['fp8']", field="allow_precision"
+        )
     return list(value)

@@ -52,6 +52,14 @@ _FILLER = re.compile(
     "|set|should|size|the|to|train(ing)?|tuned?|tuning|use|using|want|we|what|which|with|would|throughput",
     re.IGNORECASE,
 )
+_NEGATION = re.compile(
+    "not|no|never|without|except|avoid|exclud(e|ing)|(do|must|should|ca)n['’]?t", re.IGNORECASE
+)
+_MARKS = ",.;:!?"
+MAX_LENGTH = 2000
+"""Longest request in words, characters."""
+MAX_NAME_WORDS = 8
+"""Most words that a model's name is looked for in."""
 _PRECISION_WORD = "|".join(sorted({*PRECISIONS, "fp8", "fp4", "bfloat16"}, key=len, reverse=True))
 
 
@@ -59,13 +67,24 @@ def parse_request(text: str) -> PartialRequest:
     """Read a request in words.
 
     Raises :class:`ConfigError` when it names an unknown model or GPU, or a GPU count that does not
-    fill whole nodes; anything else not understood is returned in ``unparsed``.
+    fill whole nodes, two models or two clusters, or a "not" that no rule understood (what follows it was
+    read as its opposite); anything else not understood is returned in ``unparsed``.
     """
+    if len(text) > MAX_LENGTH:
+        raise ConfigError(
+            f"request: {len(text)} characters are too many (at most {MAX_LENGTH})", field="request"
+        )
     state = _Reading(" " + re.sub(r"\s+", " ", text.strip()) + " ")
     for rule in (_cluster, _budget, _recompute, _precision, _sharding, _dispatcher, _sizes):
         rule(state)
     _model(state)
     unparsed = [word for word in state.words() if not _is_filler(word)]
+    for word in unparsed:
+        if _NEGATION.fullmatch(word.strip(".!?:()")):
+            raise ConfigError(
+                f"request: {word!r} is not understood; say what to keep, as in 'tp 1' or 'no recompute'",
+                field="request",
+            )
     return PartialRequest(
         {**state.fields, **({"fixed": state.fixed} if state.fixed else {})}, tuple(unparsed)
     )
@@ -94,25 +113,28 @@ class _Reading:
 
 def _cluster(state: _Reading) -> None:
     def use(spelling: str) -> None:
-        state.fields["cluster"] = catalog.cluster_spec(catalog.cluster(spelling))
+        found = catalog.cluster_spec(catalog.cluster(spelling))
+        if state.fields.setdefault("cluster", found) != found:
+            raise ConfigError("request names two clusters: name one", field="cluster")
 
-    gpu = r"([a-z]+[a-z0-9]*\d[a-z0-9]*(?:[ -]\d+ ?gb)?)"
+    gpu = r"((?:nvidia |amd )?[a-z]+[a-z0-9]*\d[a-z0-9]*(?:[ -](?:\d+ ?gb|sxm\d?|pcie|nvl))*)"
     times = r"\s*(?:x\s*|\*\s*)?"
-    (
+    number = r"([+-]?\d+(?:\.\d+)?)"
+    on = r"(?:on|using|over|with|across)"
+    unit = r"(?:\s*(?:gpu|accelerator)s?)?\b"
+    while (
         state.take(r"(?<=\s)([a-z][\w.-]*:\d+(?:x\d+)?)(?=[\s,.;])", lambda m: use(m[1]))
         or state.take(
-            rf"\bon (\d+)\s*(?:x|\*)\s*(\d+){times}{gpu}(?:\s*gpus?)?\b",
-            lambda m: use(f"{m[3]}:{m[1]}x{m[2]}"),
+            rf"\b{on} (\d+)\s*(?:x|\*)\s*(\d+){times}{gpu}{unit}", lambda m: use(f"{m[3]}:{m[1]}x{m[2]}")
         )
         or state.take(
-            rf"\bon (\d+) nodes?(?: of| with| x|,)?\s*(\d+){times}{gpu}(?:\s*gpus?)?\b",
+            rf"\b{on} (\d+) nodes?(?: of| with| x|,)?\s*(\d+){times}{gpu}{unit}",
             lambda m: use(f"{m[3]}:{m[1]}x{m[2]}"),
         )
-        or state.take(
-            rf"\b(?:on|using|over) (\d+){times}{gpu}(?:\s*gpus?)?\b", lambda m: use(f"{m[1]} {m[2]}")
-        )
-        or state.take(rf"(?<=\s)(\d+)(?:\s*x)?\s+{gpu}\s*gpus?\b", lambda m: use(f"{m[1]} {m[2]}"))
-    )
+        or state.take(rf"\b(?:{on}|and|or) {number}{times}{gpu}{unit}", lambda m: use(f"{m[1]} {m[2]}"))
+        or state.take(rf"(?<=\s){number}(?:\s*x)?\s+{gpu}\s*gpus?\b", lambda m: use(f"{m[1]} {m[2]}"))
+    ):
+        continue
 
 
 def _budget(state: _Reading) -> None:
@@ -199,20 +221,31 @@ def _sizes(state: _Reading) -> None:
 
 def _model(state: _Reading) -> None:
     """Look the remaining runs of words up in the catalog, longest first."""
+    found: list[str] = []
     for part in [piece.strip(" ,.;:!?") for piece in state.text.split("|")]:
-        words = part.split()
-        for size in range(len(words), 0, -1):
-            for start in range(len(words) - size + 1):
-                phrase = " ".join(words[start : start + size]).strip(",.;:!?")
-                if _is_filler(phrase) or not _is_model(phrase):
-                    continue
-                state.fields["model"] = phrase
-                state.text = state.text.replace(" ".join(words[start : start + size]), " | ", 1)
-                return
+        found += _names(part.split())
+    known = {catalog.model(phrase.strip(_MARKS)).name: phrase for phrase in found}
+    if len(known) > 1:
+        raise ConfigError(f"request names {len(known)} models: {', '.join(known)}; name one", field="model")
+    for phrase in found:
+        state.fields["model"] = phrase.strip(_MARKS)
+        state.text = re.sub(r"\s+".join(map(re.escape, phrase.split())), " | ", state.text, count=1)
+    if found:
+        return
     named = [w for w in state.words() if not _is_filler(w)]
     if named and any(any(ch.isdigit() for ch in word) for word in named):
         # Something that looks like a model name (it has a size in it) but is none: say what is near.
         catalog.model(" ".join(named))
+
+
+def _names(words: list[str]) -> list[str]:
+    """The models named in a run of words, from left to right; of two that overlap the longer one."""
+    for size in range(min(len(words), MAX_NAME_WORDS), 0, -1):
+        for start in range(len(words) - size + 1):
+            phrase = " ".join(words[start : start + size])
+            if not _is_filler(phrase) and _is_model(phrase.strip(_MARKS)):
+                return [*_names(words[:start]), phrase, *_names(words[start + size :])]
+    return []
 
 
 def _is_filler(word: str) -> bool:

@@ -75,10 +75,19 @@ class TuneResult:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TuneResult:
         """The inverse of :meth:`as_json`. Raises :class:`ConfigError` for what another version wrote."""
+        if not isinstance(data, dict):
+            raise ConfigError("result.json is damaged (no mapping); delete it", field="resume")
         names = {one.name for one in fields(cls)}
         if set(data) != names:
             odd = ", ".join(sorted(set(data) ^ names))
             raise ConfigError(f"result.json was written by another version ({odd})", field="resume")
+        for name in ("baseline", "best"):
+            shown = data[name]
+            whole = isinstance(shown, dict) and all(
+                isinstance(shown.get(part), dict) for part in ("recipe", "projection")
+            )
+            if not whole and not (name == "best" and shown is None):
+                raise ConfigError(f"result.json is damaged ({name}); delete it", field="resume")
         return cls(**data)
 
 

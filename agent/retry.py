@@ -50,9 +50,7 @@ _MAX_CAUSE = 200
 
 
 class UnreadableReply(Exception):  # noqa: N818  # says what happened
-    """The provider answered with success, but the body makes no sense (not JSON, no choices, nothing
-    said).
-    """
+    """The provider answered with success, but the body makes no sense: not JSON, no choices, nothing said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

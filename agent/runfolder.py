@@ -71,14 +71,14 @@ class RunFolder:
     def open(cls, path: str | os.PathLike[str]) -> tuple[RunFolder, TuneRequest, str | None]:
         """An existing run folder with its request and the user's words. Raises :class:`ConfigError`."""
         folder = cls(Path(path))
-        if not folder.request.is_file():
+        if not os.path.isfile(folder.request):
             raise ConfigError(
                 f"resume = {str(path)!r}: no run there (request.json is missing)", field="resume"
             )
         try:
             data = json.loads(folder.request.read_text("utf-8"))
             version, request, text = data["format"], data["request"], data.get("text")
-        except (ValueError, KeyError, TypeError) as err:
+        except (OSError, ValueError, KeyError, TypeError) as err:
             raise ConfigError(
                 f"resume = {str(path)!r}: request.json is damaged ({err})", field="resume"
             ) from err
@@ -95,7 +95,7 @@ class RunFolder:
             return None
         try:
             data: dict[str, Any] = json.loads(self.result.read_text("utf-8"))
-        except ValueError as err:
+        except (OSError, ValueError) as err:
             raise ConfigError(f"{self.result.name} is damaged ({err}); delete it", field="resume") from err
         return data
 
@@ -111,7 +111,7 @@ class RunFolder:
         except sqlite3.DatabaseError:
             for suffix in ("", "-wal", "-shm"):
                 damaged = Path(f"{self.checkpoint}{suffix}")
-                if damaged.exists():
+                if os.path.lexists(damaged):
                     damaged.replace(f"{damaged}.damaged")
             connection, anew = _connect(self.checkpoint), True
         try:

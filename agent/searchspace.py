@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from shardwise.agent.baseline import Baseline, construct, stacked
+from shardwise.agent.baseline import Baseline, construct
 from shardwise.agent.features import Coding
 from shardwise.agent.request import TuneRequest
 from shardwise.agent.surrogate import Points
@@ -29,8 +29,6 @@ _DISPENSABLE = (
     "dp_sharding", "cp",
 )  # fmt: skip
 # Axes left at the baseline's value when a space is too large, in that order.
-_CHUNK = 100_000
-"""Rows per memory call, so that the working arrays stay small."""
 
 
 class SearchSpace:
@@ -81,13 +79,7 @@ class SearchSpace:
     @cached_property
     def keep(self) -> Bools:
         """(legal rows,) whether each leaves the margin free."""
-        parts = [
-            filter_table(
-                self.legal.take(np.arange(start, min(start + _CHUNK, len(self.legal)))), self._request.margin
-            ).keep
-            for start in range(0, len(self.legal), _CHUNK)
-        ]
-        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.bool_)
+        return filter_table(self.legal, self._request.margin).keep
 
     @cached_property
     def coding(self) -> Coding:
@@ -119,4 +111,4 @@ def _gathered(base: Recipe, axes: Axes) -> Table | None:
         if rows > MAX_ROWS:
             return None
         pieces.append(piece)
-    return stacked(pieces) if pieces else Table.of([base]).take(np.zeros(0, dtype=np.int64))
+    return Table.stacked(pieces) if pieces else Table.of([base]).take(np.zeros(0, dtype=np.int64))

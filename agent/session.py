@@ -3,25 +3,25 @@
 - Every score is in ``trials.jsonl`` before it is used, every event in ``trace.jsonl``, every superstep in
   ``checkpoint.sqlite`` (durability ``sync``).
 - Resuming continues from the checkpoint; the interrupted node runs again, finds its scores known and its
-events
-  told. Without a usable checkpoint the whole graph runs again the same way: free, and with the same outcome.
+  events told. Without a usable checkpoint the whole graph runs again the same way: free, same outcome.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from shardwise import __version__
 from shardwise.agent.baseline import choose_baseline
 from shardwise.agent.budget import Budget
-from shardwise.agent.context import Context, monotonic
+from shardwise.agent.context import Context
 from shardwise.agent.journal import Journal
 from shardwise.agent.oracle import Oracle, Projector
 from shardwise.agent.providers import check_llm, parse_llm_spec
@@ -33,7 +33,9 @@ from shardwise.agent.state import TuneState, started
 from shardwise.engine.errors import ConfigError
 from shardwise.engine.projection import ENGINE_VERSION, project
 from shardwise.traces import Event, read_trace
+from shardwise.traces.canonical import jsonable
 from shardwise.traces.events import RequestEvent
+from shardwise.traces.redact import redact
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
@@ -55,7 +57,7 @@ def tune(
     llm: BaseChatModel | None = None,
     retry: RetryPolicy | None = None,
     projector: Projector = project,
-    clock: Callable[[], float] = monotonic,
+    clock: Callable[[], float] = time.monotonic,
 ) -> TuneResult:
     """Run a search, or continue one.
 
@@ -91,6 +93,7 @@ def tune(
             request, journal=journal, oracle=oracle, budget=Budget(request, clock, begun), llm=model,
             llm_name=name, retry=retry, text=text, run_id=folder.path.name,
         )  # fmt: skip
+        _same_request(ctx)
         try:
             ctx, state = _run(ctx, folder)
         except Exception as err:
@@ -130,7 +133,7 @@ def make_context(
         retry=retry,
         text=text,
         run_id=run_id,
-        versions={"engine": ENGINE_VERSION, "shardwise": package_version()},
+        versions={"engine": ENGINE_VERSION, "shardwise": __version__},
     )
 
 
@@ -140,12 +143,17 @@ def _run(ctx: Context, folder: RunFolder) -> tuple[Context, TuneState]:
     from shardwise.agent.graph import build_graph, recursion_limit
 
     with folder.connection() as (connection, anew):
-        app = build_graph(SqliteSaver(connection))
+        saver = SqliteSaver(connection)
+        app = build_graph(saver)
         config: Any = {
             "configurable": {"thread_id": THREAD},
             "recursion_limit": recursion_limit(ctx.request.budget_calls),
         }
         saved = None if anew else app.get_state(config)
+        if saved is not None and saved.values.get("events", 0) > len(ctx.journal.ahead()):
+            # The trace was lost: it is told again from the start, out of the scores that are known.
+            saved = None
+            saver.delete_thread(THREAD)
         given: TuneState | None = started()
         if saved is not None and saved.values:
             ctx = replace(
@@ -158,11 +166,18 @@ def _run(ctx: Context, folder: RunFolder) -> tuple[Context, TuneState]:
     return ctx, _finished(ctx, state)
 
 
+def _same_request(ctx: Context) -> None:
+    """Refuse to go on with a run whose request file says another thing than its trace."""
+    then = next((event for event in ctx.journal.ahead() if isinstance(event, RequestEvent)), None)
+    now = redact(jsonable(ctx.request.as_json()), ctx.journal.secrets)
+    if then is not None and TuneRequest.build(then.request) != TuneRequest.build(now):
+        raise ConfigError("request.json was changed since the run began; start a new run", field="resume")
+
+
 def _finished(ctx: Context, values: Any) -> TuneState:
     state: TuneState = dict(values)  # type: ignore[assignment]  # the graph's output has the state's keys
     ctx.journal.rewind(state["events"])
-    # After a rebuild the scores are known to the oracle's file; a checkpoint that outlived its trials is not
-    # usable.
+    # After a rebuild the oracle's file knows the scores; a checkpoint that outlived its trials is of no use.
     for key in state["trials"]:
         if ctx.oracle.known(key) is None:
             raise ConfigError(
@@ -194,9 +209,9 @@ def _standalone(text: str) -> Context:
     folder = Path(tempfile.mkdtemp(prefix="shardwise-"))
     return make_context(
         request,
-        journal=Journal(folder / "trace.jsonl", monotonic),
+        journal=Journal(folder / "trace.jsonl"),
         oracle=Oracle(request, project, engine_version=ENGINE_VERSION),
-        budget=Budget(request, monotonic, monotonic()),
+        budget=Budget(request, time.monotonic, time.monotonic()),
         llm=model,
         llm_name=name,
     )
@@ -224,7 +239,7 @@ def _proposer(request: TuneRequest, llm: BaseChatModel | None) -> tuple[BaseChat
     return chat_model(request.llm, base_url=request.base_url, **fixed), request.llm
 
 
-def _compact(request: TuneRequest) -> bool:
+def _compact(request: TuneRequest, depth: int = 8) -> bool:
     """Whether the short prompt is used (see ``TuneRequest.prompt_mode``)."""
     if request.prompt_mode != "auto":
         return request.prompt_mode == "compact"
@@ -232,15 +247,9 @@ def _compact(request: TuneRequest) -> bool:
     if spec.provider == "replay":
         # The recording's own answers fit only the recording's own prompts.
         asked = next((event for event in read_trace(spec.model) if isinstance(event, RequestEvent)), None)
-        return asked is not None and _compact(TuneRequest.build(dict(asked.request)))
+        if not depth:
+            raise ConfigError(f"llm {request.llm!r}: replays a replay of a replay, without end", field="llm")
+        return asked is not None and _compact(TuneRequest.build(dict(asked.request)), depth - 1)
     if spec.provider == "llamacpp":
         return True
     return request.base_url is not None and urlsplit(request.base_url).hostname in _LOOPBACK
-
-
-def package_version() -> str:
-    """The installed version; ``0`` when run from a source tree."""
-    try:
-        return version("shardwise")
-    except PackageNotFoundError:
-        return "0"

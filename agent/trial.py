@@ -10,7 +10,6 @@ from pydantic_core import PydanticUndefined
 
 from shardwise.agent.request import TuneRequest
 from shardwise.engine.recipe import Recipe
-from shardwise.engine.recipe_io import recipe_key
 
 _ALWAYS = (
     "tp", "pp", "vpp", "cp", "ep", "etp", "mbs", "gbs", "seq_len",
@@ -77,11 +76,6 @@ def recipe_of(request: TuneRequest, fields: Mapping[str, Any]) -> Recipe:
     return Recipe.build({**fields, "model": request.model, "cluster": request.cluster}, where="recipe")
 
 
-def key_of(request: TuneRequest, fields: Mapping[str, Any]) -> str:
-    """The recipe key of ``fields``."""
-    return recipe_key(recipe_of(request, fields))
-
-
 def default_of(name: str) -> Any:
     """The plain default of recipe field ``name`` as JSON; None when it has none."""
     default = Recipe.model_fields[name].get_default()
@@ -106,10 +100,11 @@ def changed(base: Mapping[str, Any], other: Mapping[str, Any]) -> Fields:
 
 def words(changes: Mapping[str, Any]) -> str:
     """Changes as people write them: ``tp=2 mbs=4``; ``no change`` when empty."""
-    return " ".join(f"{name}={_word(value)}" for name, value in changes.items()) or "no change"
+    return " ".join(f"{name}={word(value)}" for name, value in changes.items()) or "no change"
 
 
-def _word(value: Any) -> str:
+def word(value: Any) -> str:
+    """A field's value as people write it."""
     if isinstance(value, list):
         return "+".join(str(item) for item in value) or "none"
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

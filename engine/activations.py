@@ -56,15 +56,14 @@ def saved_input_bytes(low: Lowered) -> Floats:
 
 def layer_saved(low: Lowered, kind: LayerKind) -> tuple[Floats, Floats]:
     """Bytes (everything saved, what stays under the row's selective recomputation), each (n,)."""
-    everything = np.zeros(len(low.table))
-    kept = np.zeros(len(low.table))
-    for item in saved_tensors(low, kind):
-        everything = everything + item.bytes
-        if item.dropped_by is None:
-            kept = kept + item.bytes
-        else:
-            kept = kept + np.where(low.table.recompute_module(item.dropped_by), 0.0, item.bytes)
-    return everything, kept
+    items = saved_tensors(low, kind)
+    everything = np.asarray(sum(item.bytes for item in items))
+    dropped = np.zeros(len(low.table))
+    if low.table.is_word("recompute", "selective").any():
+        for item in items:
+            if item.dropped_by is not None:
+                dropped = dropped + np.where(low.table.recompute_module(item.dropped_by), item.bytes, 0.0)
+    return everything, everything - dropped
 
 
 def residual_bytes(low: Lowered) -> Floats:

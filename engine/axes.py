@@ -19,7 +19,7 @@ from shardwise.engine.legality.experts import supported_dispatchers
 from shardwise.engine.legality.rule import common_divisors, divisors
 from shardwise.engine.model import Model
 from shardwise.engine.pipeline_layout import chunk_layers
-from shardwise.engine.recipe import DP_SHARDINGS, Recipe
+from shardwise.engine.recipe import DP_SHARDINGS, PIPELINE_SPLIT, RECOMPUTE_DETAILS, Recipe
 from shardwise.engine.table import WORDS, Ints, Table
 
 LONG_SEQUENCE = 16384
@@ -27,6 +27,7 @@ LONG_SEQUENCE = 16384
 TOKENS_PER_CONTEXT_RANK = 2048
 """Context parallelism is not searched below this local sequence length (tokens)."""
 MAX_MICRO_BATCH = 16
+"""Largest micro batch size that is searched, sequences."""
 BLOCK_SHARES = (0.25, 0.5, 0.75)
 """Shares of a chunk's layers that block recomputation is tried with."""
 
@@ -145,13 +146,7 @@ _WORDS = ("cp_comm_type", "pp_schedule", "main_grads_dtype", "optimizer_state_dt
 _ON_REQUEST = ("gbs", "seq_len", *_SWITCHES, *_WORDS)
 _SEVERAL_FIELDS = ("pipeline_split", "recompute")
 _SIZES = ("tp", "pp", "vpp", "cp", "ep", "etp", "mbs", "gbs", "seq_len")
-_SPLIT = (
-    "account_for_embedding_in_pipeline_split",
-    "account_for_loss_in_pipeline_split",
-    "num_layers_in_first_pipeline_stage",
-    "num_layers_in_last_pipeline_stage",
-)
-_RECOMPUTE = ("recompute", "recompute_method", "recompute_num_layers", "recompute_modules")
+_RECOMPUTE = ("recompute", *RECOMPUTE_DETAILS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +158,7 @@ class _Builder:
     def axis(self, name: str) -> Axis:
         """The axis ``name`` with its default values and those of the base recipe."""
         if name == "pipeline_split":
-            return Axis(name, _SPLIT, self._with_base(_SPLIT, _splits()))
+            return Axis(name, PIPELINE_SPLIT, self._with_base(PIPELINE_SPLIT, _splits()))
         if name == "recompute":
             return Axis(name, _RECOMPUTE, self._with_base(_RECOMPUTE, _recomputes(self.base)))
         if name == "etp":

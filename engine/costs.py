@@ -25,6 +25,9 @@ Times = dict[str, Floats]
 _ATTENTION_BACKWARD_FLOPS = 2.5
 """Five products against two forward (FlashAttention-2, arXiv:2307.08691, section 3.2)."""
 
+_ATTENTION_BACKWARD_BYTES = 2.0
+"""Queries, keys, values, outputs and their gradients: twice the tensors of the forward pass."""
+
 
 @dataclass(slots=True)
 class Cost:
@@ -49,6 +52,8 @@ class Pricing:
     """The same in 16 bits."""
     hbm: float
     groups: dict[str, Group]
+    selective: bool
+    """Whether any row recomputes selectively."""
 
     @classmethod
     def of(cls, low: Lowered, calibration: Calibration) -> Pricing:
@@ -63,6 +68,7 @@ class Pricing:
             half_rate=gpu.peak_flops.get("bf16", gpu.peak_flops.get("fp16", 0.0)) * eff.gemm_16bit,
             hbm=gpu.hbm_bandwidth_bytes_per_s * eff.hbm,
             groups=_groups(table),
+            selective=bool(table.is_word("recompute", "selective").any()),
         )
 
     def price(self, operators: Iterable[Operator]) -> Cost:
@@ -72,15 +78,12 @@ class Pricing:
             forward, backward = self._seconds(operator)
             _add(cost.forward, operator.bucket, forward)
             _add(cost.backward, operator.bucket, backward)
-            again = self._again(operator.modules)
-            if again is not None:
-                cost.recompute = cost.recompute + np.where(again, forward, 0.0)
+            if self.selective and operator.modules:
+                cost.recompute = cost.recompute + np.where(self._again(operator.modules), forward, 0.0)
         return cost
 
-    def _again(self, modules: tuple[str, ...]) -> Bools | None:
-        table = self.low.table
-        marks = [table.recompute_module(module) for module in modules]
-        return np.logical_or.reduce(marks) if marks else None
+    def _again(self, modules: tuple[str, ...]) -> Bools:
+        return np.asarray(np.logical_or.reduce([self.low.table.recompute_module(m) for m in modules]))
 
     def _seconds(self, op: Operator) -> tuple[Floats, Floats]:
         if isinstance(op, Gemm):
@@ -145,7 +148,7 @@ class Pricing:
 
         forward = kernel(flops, eff.attention_forward, op.bytes)
         factor = np.where(unfused, 2.0, _ATTENTION_BACKWARD_FLOPS)
-        backward = kernel(factor * flops, eff.attention_backward, 2.5 * op.bytes)
+        backward = kernel(factor * flops, eff.attention_backward, _ATTENTION_BACKWARD_BYTES * op.bytes)
         return forward + scores, backward + 2 * scores
 
     def _collective(self, op: Collective) -> tuple[Floats, Floats]:

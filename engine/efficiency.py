@@ -10,27 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
+from shardwise.engine.catalog.documents import read_mapping
 from shardwise.engine.cluster import GPU
 from shardwise.engine.errors import ConfigError, UnsupportedError
-from shardwise.engine.recipe import PRECISIONS
+from shardwise.engine.recipe import MATRIX_FORMAT, PRECISIONS
 from shardwise.engine.table import Floats, Ints
-
-MATRIX_FORMAT: dict[str, str] = {
-    "bf16": "bf16",
-    "fp16": "fp16",
-    "fp8-delayed": "fp8",
-    "fp8-tensorwise": "fp8",
-    "fp8-blockwise": "fp8",
-    "mxfp8": "mxfp8",
-    "nvfp4": "fp4",
-}
-"""Recipe precision -> the format its large GEMMs run in (a key of ``GPU.peak_flops``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +135,7 @@ def priors() -> Calibration:
 
 
 def _shipped(name: str) -> Calibration:
-    text = files("shardwise.engine").joinpath(name).read_text(encoding="utf-8")
-    document = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    return Calibration.from_document(document, where=name)
+    return Calibration.from_document(read_mapping(Path(__file__).with_name(name)), where=name)
 
 
 def matrix_rate(gpu: GPU, precision: Ints, eff: Efficiency) -> Floats:

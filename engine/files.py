@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from shardwise.engine.errors import ConfigError
@@ -21,7 +22,8 @@ def write_text(path: Path, text: str, *, field: str = "out") -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as err:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
         raise ConfigError(
             f"{field} = {str(path)!r}: cannot be written ({err.strerror})", field=field
         ) from err

@@ -19,8 +19,7 @@ from shardwise.engine.recipe import Recipe
 from shardwise.engine.results import DEFAULT_MARGIN, MEMORY_ITEMS, MemoryReport, StageMemory, Verdict
 from shardwise.engine.schedule.closed_form import in_flight
 from shardwise.engine.table import Floats, Ints, Table
-
-GIB = 2.0**30
+from shardwise.engine.units import GIB
 
 _HALF = 2.0
 """Bytes of a 16-bit element."""
@@ -118,6 +117,11 @@ def verdict(peak_bytes: float, capacity_bytes: float) -> Verdict:
     return "tight" if peak_bytes > TIGHT * capacity_bytes else "fits"
 
 
+def usable_bytes(capacity_bytes: int, margin: float) -> float:
+    """What a peak may fill when ``margin``, a share of the capacity, must stay free."""
+    return capacity_bytes * (1.0 - margin)
+
+
 def shard_sizes(table: Table) -> tuple[Floats, Floats]:
     """Ranks over which (dense, expert) optimizer state is sharded; 1 where nothing is (n,)."""
     dense = (table.dp * table.cp).astype(np.float64)
@@ -183,11 +187,10 @@ def _activations(low: Lowered) -> Floats:
     """Saved activations of the micro-batches in flight (n, S)."""
     table, model = low.table, low.table.model
     per_pass = np.zeros(low.stages.shape)
-    kept_share = _stored_layers(low)
+    stored = 1.0 - recomputed_share(low)
     full = table.is_word("recompute", "full")[:, None]
     for kind, count in low.layers.items():
         _, kept = layer_saved(low, kind)
-        stored = np.where(full, kept_share, 1.0)
         per_pass = per_pass + count * stored * kept[:, None]
     checkpoints = np.where(full, _checkpoints(low) * residual_bytes(low)[:, None], 0.0)
     chunks = table.vpp[:, None]
@@ -222,9 +225,11 @@ def recomputed_share(low: Lowered) -> Floats:
     return np.where(full, _recomputed_layers(low) / np.maximum(_total_layers(low), 1.0), 0.0)
 
 
-def _stored_layers(low: Lowered) -> Floats:
-    """Share of layers that still store everything under full recomputation (n, S)."""
-    return 1.0 - _recomputed_layers(low) / np.maximum(_total_layers(low), 1.0)
+def recomputed_share_of_model(table: Table) -> Floats:
+    """Share of the whole model's layers that run their whole forward again (n,)."""
+    blocks = table.recompute_num_layers * table.pp * table.vpp / table.model.num_layers
+    share = np.where(table.is_word("recompute_method", "block"), np.minimum(blocks, 1.0), 1.0)
+    return np.where(table.is_word("recompute", "full"), share, 0.0)
 
 
 def _checkpoints(low: Lowered) -> Floats:

@@ -45,6 +45,12 @@ def chunk_layers(table: Table) -> Ints:
     return np.asarray(np.max(np.concatenate(sizes, axis=1), axis=1))
 
 
+def layer_slots(table: Table) -> Ints:
+    """Layers to spread evenly, (n,): the decoder's, and the embedding and the loss where they are flagged."""
+    flags = table.account_for_embedding_in_pipeline_split.astype(np.int64)
+    return np.asarray(table.model.num_layers + flags + table.account_for_loss_in_pipeline_split)
+
+
 def layer_range(table: Table, stage: Ints, chunk: int) -> tuple[Ints, Ints]:
     """Decoder layers ``[start, end)`` of virtual chunk ``chunk`` of each ``stage``.
 
@@ -148,11 +154,7 @@ def _chunks(table: Table) -> _Chunks:
     pp, vpp = table.pp[:, None], table.vpp[:, None]
     first = table.num_layers_in_first_pipeline_stage[:, None]
     last = table.num_layers_in_last_pipeline_stage[:, None]
-    slots = (
-        table.model.num_layers
-        + table.account_for_embedding_in_pipeline_split[:, None].astype(np.int64)
-        + table.account_for_loss_in_pipeline_split[:, None]
-    )
+    slots = layer_slots(table)[:, None]
     middle_stages = _middle_stages(table)[:, None]
     middle = np.maximum(slots - first - last, 0) // np.maximum(middle_stages, 1) // vpp
     first_chunk = np.where(first > 0, first // vpp, middle)

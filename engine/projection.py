@@ -27,7 +27,7 @@ from shardwise.engine.efficiency import Calibration, matrix_peak, shipped_calibr
 from shardwise.engine.flops import flops_per_token
 from shardwise.engine.legality import check
 from shardwise.engine.lowering import LayerKind, Lowered, lower
-from shardwise.engine.memory import MemoryTable, memory_of, recomputed_share
+from shardwise.engine.memory import MemoryTable, memory_of, recomputed_share, recomputed_share_of_model
 from shardwise.engine.parameters import stage_parameters
 from shardwise.engine.pipeline_layout import all_stages
 from shardwise.engine.recipe import PRECISIONS, Recipe
@@ -151,7 +151,7 @@ def _stage_times(low: Lowered, pricing: Pricing) -> _Stages:
     forward, backward, whole = np.zeros(shape), np.zeros(shape), np.zeros(len(table))
     full = table.is_word("recompute", "full")
     share = recomputed_share(low)
-    everywhere = _whole_model_share(table)
+    everywhere = recomputed_share_of_model(table)
 
     def add(name: str, count: Floats, seconds: Floats, total: Floats | float) -> Floats:
         nonlocal whole
@@ -200,12 +200,6 @@ def _layers_of(low: Lowered, kind: LayerKind) -> float:
     pairs = list(zip(model.windowed_layers, model.moe_layers, strict=True))
     pairs += [pairs[-1]] * model.mtp_num_layers
     return float(sum(pair == (kind.windowed, kind.moe) for pair in pairs))
-
-
-def _whole_model_share(table: Table) -> Floats:
-    """Share of the whole model's layers under full recomputation (n,)."""
-    blocks = table.recompute_num_layers * table.pp * table.vpp / table.model.num_layers
-    return np.where(table.is_word("recompute_method", "block"), np.minimum(blocks, 1.0), 1.0)
 
 
 def _pipeline_transfers(low: Lowered, pricing: Pricing, forward: Floats, backward: Floats) -> Floats:

@@ -7,15 +7,20 @@ the business of :mod:`shardwise.engine.legality`; this module only refuses what 
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from shardwise.engine.cluster import Cluster
+from shardwise.engine.cluster import Cluster, Precision
 from shardwise.engine.model import Model
 from shardwise.engine.spec import Spec
 
 RecipePrecision = Literal["bf16", "fp16", "fp8-delayed", "fp8-tensorwise", "fp8-blockwise", "mxfp8", "nvfp4"]
+MAX_SIZE = 1_000_000_000
+"""Largest value of any integer field: products of a few of them stay far from overflow."""
+Size = Annotated[int, Field(gt=0, le=MAX_SIZE)]
+"""A count, from 1."""
+
 DpSharding = Literal["none", "zero1", "zero2", "fsdp", "hsdp"]
 Recompute = Literal["none", "selective", "full"]
 RecomputeModule = Literal["core_attn", "mlp", "moe", "moe_act", "layernorm", "mla_up_proj", "shared_experts"]
@@ -28,6 +33,27 @@ RECOMPUTE_MODULES: tuple[str, ...] = RecomputeModule.__args__  # type: ignore[at
 DISPATCHERS: tuple[str, ...] = Dispatcher.__args__  # type: ignore[attr-defined]
 SCHEDULES: tuple[str, ...] = ("1f1b", "gpipe")
 CP_COMM_TYPES: tuple[str, ...] = ("p2p", "a2a", "all_gather")
+
+MATRIX_FORMAT: dict[str, Precision] = {
+    "bf16": "bf16",
+    "fp16": "fp16",
+    "fp8-delayed": "fp8",
+    "fp8-tensorwise": "fp8",
+    "fp8-blockwise": "fp8",
+    "mxfp8": "mxfp8",
+    "nvfp4": "fp4",
+}
+"""Recipe precision -> the matrix-unit format that its large GEMMs run in (a key of ``GPU.peak_flops``)."""
+
+RECOMPUTE_DETAILS = ("recompute_method", "recompute_num_layers", "recompute_modules")
+"""Fields that only mean something beside ``recompute``."""
+PIPELINE_SPLIT = (
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+    "num_layers_in_first_pipeline_stage",
+    "num_layers_in_last_pipeline_stage",
+)
+"""Fields that together say how layers are spread over the pipeline's stages."""
 
 _PRECISION_ALIASES = {
     "fp8": "fp8-tensorwise",
@@ -44,45 +70,45 @@ class Recipe(Spec):
     model: Model
     cluster: Cluster
 
-    tp: PositiveInt = 1
+    tp: Size = 1
     """Tensor parallel size."""
-    pp: PositiveInt = 1
+    pp: Size = 1
     """Pipeline parallel size."""
-    vpp: PositiveInt = 1
+    vpp: Size = 1
     """Virtual pipeline stages per rank; 1 = no interleaving."""
-    cp: PositiveInt = 1
+    cp: Size = 1
     """Context parallel size."""
-    ep: PositiveInt = 1
+    ep: Size = 1
     """Expert parallel size."""
-    etp: PositiveInt = Field(default=1)
+    etp: Size = 1
     """Expert tensor parallel size. Unset: ``tp`` for a MoE model, as Megatron-LM does."""
-    mbs: PositiveInt = 1
+    mbs: Size = 1
     """Micro batch size, sequences."""
-    gbs: PositiveInt
+    gbs: Size
     """Global batch size, sequences."""
-    seq_len: PositiveInt
+    seq_len: Size
     """Sequence length, tokens."""
 
-    sequence_parallel: bool = Field(default=False)
+    sequence_parallel: bool = False
     """Shard norms and residuals along the sequence over ``tp``. Unset: on when ``tp > 1``."""
     dp_sharding: DpSharding = "zero1"
     """``none`` (DDP), ``zero1`` (distributed optimizer), ``zero2``, ``fsdp`` (ZeRO-3), ``hsdp``."""
-    dp_shard_size: PositiveInt | None = None
+    dp_shard_size: Size | None = None
     """Ranks that share one copy of the sharded state (``hsdp``); None = all of dp x cp."""
     fsdp_reshard_after_forward: bool = True
     """``fsdp``/``hsdp``: free gathered parameters after the forward pass."""
 
     pp_schedule: Literal["1f1b", "gpipe"] = "1f1b"
     """With ``vpp > 1`` 1F1B is interleaved."""
-    num_layers_in_first_pipeline_stage: PositiveInt | None = None
-    num_layers_in_last_pipeline_stage: PositiveInt | None = None
+    num_layers_in_first_pipeline_stage: Size | None = None
+    num_layers_in_last_pipeline_stage: Size | None = None
     account_for_embedding_in_pipeline_split: bool = False
     account_for_loss_in_pipeline_split: bool = False
 
     recompute: Recompute = "none"
     recompute_method: Literal["uniform", "block"] | None = None
     """``full`` only. Unset: ``uniform``."""
-    recompute_num_layers: int | None = Field(default=None, ge=0)
+    recompute_num_layers: int | None = Field(default=None, ge=0, le=MAX_SIZE)
     """``full`` only: layers per checkpoint (uniform) or recomputed layers per stage or chunk (block)."""
     recompute_modules: tuple[RecomputeModule, ...] = ()
     """``selective`` only. Unset: ``core_attn``."""

@@ -25,18 +25,15 @@ from shardwise.engine.catalog.keys import refuse_unknown_keys
 from shardwise.engine.cluster import Cluster
 from shardwise.engine.errors import ConfigError
 from shardwise.engine.model import Model
-from shardwise.engine.recipe import Recipe
+from shardwise.engine.recipe import RECOMPUTE_DETAILS, Recipe
 
 DEFAULT_SEQ_LEN = 4096
 """Sequence length when none is given, tokens (less for a model with fewer positions)."""
 DEFAULT_MICROBATCHES = 8
 """Micro-batches of one pipeline when no global batch size is given."""
-MAX_SIZE = 1_000_000_000
-"""Largest value accepted for any integer field of a recipe."""
 
 _ALWAYS = ("model", "cluster", "tp", "pp", "cp", "ep", "mbs", "gbs", "seq_len")
 _FIELDS = tuple(Recipe.model_fields)
-_RECOMPUTE_DETAILS = ("recompute_method", "recompute_num_layers", "recompute_modules")
 _COUNTS = tuple(name for name, field in Recipe.model_fields.items() if "int" in str(field.annotation))
 
 
@@ -65,20 +62,15 @@ def load_recipe(data: Mapping[str, Any], *, where: str = "recipe") -> Recipe:
     fields.setdefault("seq_len", min(model.max_position_embeddings, DEFAULT_SEQ_LEN))
     if "gbs" not in fields:
         fields["gbs"] = _default_gbs(fields, model, cluster, where)
-    recipe = Recipe.build(fields, where=where)
-    for key in _COUNTS:
-        value = getattr(recipe, key)
-        if value is not None and value > MAX_SIZE:
-            raise ConfigError(f"{where}: {key} is out of range (at most {MAX_SIZE})", field=key)
-    return recipe
+    return Recipe.build(fields, where=where)
 
 
 def dump_recipe(recipe: Recipe) -> dict[str, Any]:
     """The shortest mapping that :func:`load_recipe` reads back as ``recipe``.
 
-    Only JSON types, fields in fixed order.
-    ``model`` and ``cluster`` are names when they are the catalog's. The sizes that everybody asks
-    for are always there; any other field only where it differs from what it would be if left out.
+    Only JSON types, fields in fixed order. ``model`` and ``cluster`` are names when they are the catalog's.
+    The sizes that everybody asks for are always there; any other field only where it differs from what it
+    would be if left out.
     """
     sizes: dict[str, Any] = {name: getattr(recipe, name) for name in _ALWAYS}
     # What the fields left out would be, given those that are there.
@@ -123,7 +115,7 @@ def apply_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> di
     refuse_unknown_keys(overrides, _FIELDS, "override")
     given = {key: value for key, value in overrides.items() if value is not None}
     dropped = (
-        _RECOMPUTE_DETAILS if given.get("recompute", data.get("recompute")) != data.get("recompute") else ()
+        RECOMPUTE_DETAILS if given.get("recompute", data.get("recompute")) != data.get("recompute") else ()
     )
     return {**{key: value for key, value in data.items() if key not in dropped}, **given}
 

@@ -7,7 +7,7 @@ cut into pieces that grow one after the other. The order is that of the axes, al
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,7 +46,7 @@ def legal_space(base: Recipe, axes: Axes, *, max_rows: int = MAX_ROWS) -> Table:
                 field="axes",
             )
         pieces.append(piece)
-    return _concatenate(pieces) if pieces else Table.of([base]).take(np.zeros(0, dtype=np.int64))
+    return Table.stacked(pieces) if pieces else Table.of([base]).take(np.zeros(0, dtype=np.int64))
 
 
 def legal_chunks(base: Recipe, axes: Axes, *, rows: int = CHUNK_ROWS) -> Iterator[Table]:
@@ -219,11 +219,3 @@ def _differs(table: Table, row: Table) -> Bools:
     for name in COLUMNS:
         differs |= getattr(table, name) != getattr(row, name)[0]
     return differs
-
-
-def _concatenate(tables: Iterable[Table]) -> Table:
-    pieces = list(tables)
-    if len(pieces) == 1:
-        return pieces[0]
-    columns: dict[str, Any] = {n: np.concatenate([getattr(t, n) for t in pieces]) for n in COLUMNS}
-    return replace(pieces[0], **columns)

@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 
 from shardwise.engine.errors import ConfigError
-from shardwise.engine.memory import memory_table
+from shardwise.engine.memory import memory_table, usable_bytes
 from shardwise.engine.projection import project_table
 from shardwise.engine.recipe import Recipe
 from shardwise.engine.recipe_io import dump_recipe
 from shardwise.engine.results import DEFAULT_MARGIN
 from shardwise.engine.space import Axes, default_axes, legal_chunks
 from shardwise.engine.table import Table
+from shardwise.engine.units import GIB
 
 CHUNK = 8192
 """Rows scored at once: large enough to amortise NumPy's overhead, small enough for the cache."""
-GIB = 1024**3
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def sweep(
     for table in _chunks(base, space):
         memory = memory_table(table)
         peaks = memory.peak_bytes
-        kept = np.flatnonzero(peaks <= (1.0 - margin) * memory.capacity_bytes)
+        kept = np.flatnonzero(peaks <= usable_bytes(memory.capacity_bytes, margin))
         if len(kept):
             before = clock()
             tokens = project_table(table.take(kept)).tokens_per_s_per_gpu

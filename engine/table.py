@@ -140,11 +140,19 @@ class Table:
         index = np.asarray(rows)
         return replace(self, **{name: getattr(self, name)[index] for name in COLUMNS})
 
+    @classmethod
+    def stacked(cls, pieces: Sequence[Table]) -> Table:
+        """Tables of one model and cluster, one below the other; at least one."""
+        if len(pieces) == 1:
+            return pieces[0]
+        columns = {name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in COLUMNS}
+        return cls(pieces[0].model, pieces[0].cluster, **columns)
+
     def recipe(self, row: int) -> Recipe:
         """Row ``row`` as a validated :class:`Recipe`."""
         data: dict[str, Any] = {"model": self.model, "cluster": self.cluster}
         for name in COLUMNS:
-            data[name] = _decode(name, getattr(self, name)[row].item())
+            data[name] = decode(name, getattr(self, name)[row].item())
         if data["recompute"] != "full":
             data["recompute_method"] = data["recompute_num_layers"] = None
         return Recipe.build(data)
@@ -197,7 +205,8 @@ def _encode(name: str, value: Any) -> Any:
     return value
 
 
-def _decode(name: str, value: Any) -> Any:
+def decode(name: str, value: Any) -> Any:
+    """What the entry ``value`` of column ``name`` stands for: a word, words, a number, or None for unset."""
     if name == "recompute_modules":
         return tuple(word for i, word in enumerate(RECOMPUTE_MODULES) if value >> i & 1)
     if name in WORDS:

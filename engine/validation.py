@@ -28,8 +28,7 @@ from shardwise.engine.projection import project
 from shardwise.engine.recipe import Recipe
 from shardwise.engine.results import MemoryReport, Projection, Violation
 from shardwise.engine.scores import Row, summary
-
-GIB = 2.0**30
+from shardwise.engine.units import GIB
 
 METRICS = ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct")
 """Columns to compare with, the best first."""

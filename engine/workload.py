@@ -115,7 +115,7 @@ def head_operators(low: Lowered) -> list[Operator]:
         _norm_stream(low, "final norm", times),
     ]
     if model.mtp_num_layers:
-        n = _full(low, model.hidden_size / 1.0) / low.table.tp
+        n = _full(low, model.hidden_size) / low.table.tp
         operators.append(
             Gemm("mtp projection", "other", t, n, _full(low, 2.0 * model.hidden_size), groups=times - 1)
         )

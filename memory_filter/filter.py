@@ -14,14 +14,14 @@ from typing import overload
 import numpy as np
 
 from shardwise.engine.errors import ConfigError
-from shardwise.engine.memory import memory_table
+from shardwise.engine.memory import memory_table, usable_bytes
 from shardwise.engine.recipe import Recipe
 from shardwise.engine.results import DEFAULT_MARGIN, MEMORY_ITEMS
 from shardwise.engine.table import Bools, Floats, Ints, Table
+from shardwise.engine.units import GIB
 
 CHUNK_ROWS = 16_384
 """Rows analysed at a time, so that the intermediate arrays stay in the cache."""
-_GIB = 2.0**30
 
 
 class Reasons(Sequence["str | None"]):
@@ -65,7 +65,7 @@ class FilterResult:
     @property
     def usable_bytes(self) -> float:
         """The capacity less the margin."""
-        return self.capacity_bytes * (1.0 - self.margin)
+        return usable_bytes(self.capacity_bytes, self.margin)
 
     @property
     def reasons(self) -> Reasons:
@@ -104,7 +104,7 @@ def filter_table(table: Table, margin: float = DEFAULT_MARGIN) -> FilterResult:
         item[rows] = items.argmax(axis=0)
         largest[rows] = items.max(axis=0)
     capacity = table.cluster.gpu.memory_bytes
-    keep = peak <= capacity * (1.0 - margin)
+    keep = peak <= usable_bytes(capacity, margin)
     return FilterResult(keep, peak, capacity, margin, stage, item, largest)
 
 
@@ -114,4 +114,4 @@ def filter_recipe(recipe: Recipe, margin: float = DEFAULT_MARGIN) -> FilterResul
 
 
 def _gib(size: float) -> str:
-    return f"{size / _GIB:.1f} GiB"
+    return f"{size / GIB:.1f} GiB"

@@ -8,10 +8,9 @@ from typing import Any
 from shardwise.engine import legality
 from shardwise.engine.errors import ConfigError, unknown_name
 from shardwise.engine.memory import report
+from shardwise.engine.units import GIB
 from shardwise.memory_filter import filter_recipe
 from shardwise.tools.bench import Bench, TrialView
-
-_GIB = 1024.0**3
 
 
 def memory_check(bench: Bench, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,4 +119,4 @@ def _figures(view: TrialView) -> dict[str, Any]:
 
 
 def _gib(count: float) -> float:
-    return round(count / _GIB, 2)
+    return round(count / GIB, 2)

@@ -59,9 +59,7 @@ def jsonable(value: Any) -> Any:
 
 
 def _unicode(text: str) -> str:
-    """``text`` with half a surrogate pair replaced by U+FFFD: a reply cut in mid-emoji has one, UTF-8
-    has none.
-    """
+    """``text`` with half a surrogate pair, as a reply cut in mid-emoji has it, made U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -72,11 +72,9 @@ def verify(path: str | os.PathLike[str]) -> Verification:
 def trace_file(path: str | os.PathLike[str]) -> Path:
     """The trace file that ``path`` names: itself, or ``trace.jsonl`` in a run folder."""
     given = Path(path)
-    file = given / "trace.jsonl" if given.is_dir() else given
-    if not file.is_file():
-        raise ConfigError(
-            f"no trace at {str(given)!r} (a .jsonl file, or a run folder with trace.jsonl)", field="trace"
-        )
+    file = given / "trace.jsonl" if os.path.isdir(given) else given
+    if not os.path.isfile(file):
+        raise ConfigError(f"TRACE = {str(given)!r}: no such trace file or run folder", field="trace")
     return file
 
 

@@ -66,8 +66,7 @@ def known_secrets(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 def is_secret_name(name: str) -> bool:
     """Whether a field or variable of this name holds a secret (``OPENAI_API_KEY``: yes; ``recipe_key``:
-    no).
-    """
+    no)."""
     return _SECRET_NAME.search(name) is not None
 
 

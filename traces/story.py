@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from shardwise.engine.units import GIB
 from shardwise.traces.canonical import canonical
 from shardwise.traces.events import (
     BudgetEvent,
@@ -26,7 +27,6 @@ from shardwise.traces.events import (
     ToolResultEvent,
 )
 
-GIB = 2**30
 MAX_TEXT = 300
 """Longest piece of somebody's text (a reply, a rationale) that is told, characters."""
 
@@ -67,9 +67,7 @@ def changes_in_words(changes: Mapping[str, Any]) -> str:
 
 
 def figures_in_words(figures: Mapping[str, Any]) -> str:
-    """Key figures of a projection in one line: throughput, step time, MFU, memory, verdict; the rest as
-    is.
-    """
+    """Key figures of a projection in one line: throughput, step time, MFU, memory, verdict; then the rest."""
     rest = dict(figures)
     told: list[str] = []
     shapes: tuple[tuple[str, Callable[[float], str]], ...] = (

@@ -23,7 +23,7 @@ from shardwise.engine.spec import one_line
 from shardwise.traces.canonical import GENESIS, canonical, digest, jsonable
 from shardwise.traces.errors import TraceFormatError
 from shardwise.traces.events import EVENTS, SCHEMA_VERSION, Event, as_data
-from shardwise.traces.reader import read_trace, whole_lines
+from shardwise.traces.reader import read_trace, verify, whole_lines
 from shardwise.traces.redact import known_secrets, redact
 
 
@@ -140,6 +140,9 @@ class TraceWriter:
         kept, torn = whole_lines(self.path)
         if torn:
             os.truncate(self.path, kept)
+        found = verify(self.path)
+        if not found.intact and kept:
+            raise TraceFormatError(f"{self.path.name} was changed since it was written: {found.problem}")
         for event in read_trace(self.path):
             self._seq, self._prev, self._elapsed = event.seq + 1, event.hash, event.t_s
             self._count(event)

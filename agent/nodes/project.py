@@ -10,7 +10,7 @@ from shardwise.agent.context import Context, enter
 from shardwise.agent.planner import seed_budget
 from shardwise.agent.state import TuneState
 from shardwise.agent.trial import Trial, recipe_of, words
-from shardwise.engine.recipe_io import dump_recipe, recipe_key
+from shardwise.engine.recipe_io import dump_recipe
 
 
 def projection(state: TuneState, runtime: Runtime[Context]) -> TuneState:
@@ -28,10 +28,8 @@ def projection(state: TuneState, runtime: Runtime[Context]) -> TuneState:
         if len(trials) >= limit or (trials and ctx.budget.exhausted(len(trials))):
             break
         recipe = recipe_of(ctx.request, candidate["fields"])
-        cached = ctx.oracle.known(recipe_key(recipe)) is not None and recipe_key(recipe) in trials
         trial = ctx.oracle.score(recipe)
-        if trial.key not in trials:
-            trials.append(trial.key)
+        trials.append(trial.key)
         ctx.journal.append(
             "projection",
             key=trial.key,
@@ -40,7 +38,6 @@ def projection(state: TuneState, runtime: Runtime[Context]) -> TuneState:
             provenance=trial.projection.get("provenance") or {},
             round=state["round"],
             origin=candidate["origin"],
-            cached=cached,
         )
         if baseline is None and candidate["reference"]:
             baseline = trial.key

@@ -12,7 +12,7 @@ from shardwise.agent.state import MAX_NOTES, TuneState
 
 WORTH_PCT = 0.1
 """Gains below this, in percent, do not count as progress."""
-PATIENCE = 3
+PATIENCE = 5
 """Rounds in a row without progress after which the search stops."""
 LLM_PATIENCE = 2
 """Rounds in a row without progress after which the heuristic proposer takes over from an LLM."""

@@ -126,8 +126,9 @@ def _parse_yaml(text: str, where: str) -> Any:
         raise ConfigError(f"{where}: broken YAML{at}: {_flat(problem)}", field=where) from err
     except RecursionError as err:
         raise ConfigError(f"{where}: {_TOO_DEEP}", field=where) from err
-    except (ValueError, TypeError, OverflowError) as err:
-        # The safe constructors raise these for impossible dates and numbers, and for unhashable keys.
+    except (ValueError, TypeError, OverflowError, LookupError, AttributeError) as err:
+        # The safe constructors raise these for impossible dates and numbers, for unhashable keys, and for
+        # a tag that its value does not fit (``!!bool x``).
         raise ConfigError(f"{where}: broken YAML: {_flat(err)}", field=where) from err
 
 

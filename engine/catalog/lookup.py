@@ -58,7 +58,7 @@ def model(spec: ModelLike) -> Model:
         return _model_mapping(spec, "model", default_name="custom")
     path = as_file(_given(spec, "model"))
     if path is not None:
-        stem = path.parent.name if path.stem == "config" else path.stem
+        stem = path.absolute().parent.name if path.stem == "config" else path.stem
         return _model_mapping(read_mapping(path, what="model"), str(path), default_name=stem or "custom")
     return _model_entry(names.resolve("models", str(spec)))
 
@@ -106,11 +106,12 @@ def as_file(spec: str | Path) -> Path | None:
         if not spec.lower().endswith(SUFFIXES):
             if names.find("models", spec) or names.find("gpus", spec):
                 return None
-            if (path / "config.json").is_file():
+            # ``os.path`` says no where ``pathlib`` raises: a name too long for a file, a folder closed to us.
+            if os.path.isfile(path / "config.json"):
                 return path / "config.json"
-            return path if path.is_file() else None
+            return path if os.path.isfile(path) else None
         return path
-    return spec / "config.json" if spec.is_dir() else spec
+    return spec / "config.json" if os.path.isdir(spec) else spec
 
 
 def not_a_file(base: Any, where: str) -> Any:

@@ -29,8 +29,8 @@ _VERSION = re.compile(r"(?<![a-z0-9])v0\.(\d)")
 def compact(kind: Kind, name: str) -> str:
     """``name`` without case, owner, separators, maker and edition.
 
-    ``meta-llama/Llama-3.1-70B`` becomes ``llama3.170b``. Points stay, or
-    ``qwen2.5-7b`` and ``qwen2-57b`` were one.
+    ``meta-llama/Llama-3.1-70B`` becomes ``llama3.170b``. Points stay, or ``qwen2.5-7b`` and
+    ``qwen2-57b`` were one.
     """
     return "".join(_words(kind, name))
 

@@ -17,7 +17,14 @@ from typing import Any
 from shardwise.engine import catalog
 from shardwise.engine.cluster import Cluster
 from shardwise.engine.errors import ConfigError, UnsupportedError
-from shardwise.engine.frameworks.base import Exported, Framework, Hints, Imported, decode, read_source
+from shardwise.engine.frameworks.base import (
+    MAX_SOURCE_BYTES,
+    Exported,
+    Framework,
+    Hints,
+    Imported,
+    read_source,
+)
 from shardwise.engine.frameworks.header import read_header, write_header
 from shardwise.engine.legality import check
 from shardwise.engine.model import Model
@@ -171,7 +178,10 @@ def _text(source: str | Path) -> tuple[str, Path | None]:
     """The text behind ``source`` and, when it is a file, its path."""
     if isinstance(source, Path):
         return read_source(source), source
-    decode(source.encode("utf-8", "replace"), "text")
+    if len(source) > MAX_SOURCE_BYTES:
+        raise ConfigError(
+            f"text: larger than {MAX_SOURCE_BYTES:,} characters; not a training configuration", field="file"
+        )
     if (
         "\n" not in source
         and len(source) < 4096

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from shardwise.engine.catalog.documents import read_text
 from shardwise.engine.cluster import Cluster
-from shardwise.engine.errors import ConfigError
 from shardwise.engine.model import Model
 from shardwise.engine.recipe import Recipe
 
@@ -52,11 +52,6 @@ class Imported:
     """Keys of the file that no recipe field stands for, with their values."""
     notes: tuple[str, ...] = ()
     """What was rewritten, assumed or cannot be represented, one line each."""
-
-    @property
-    def recipe_dict(self) -> dict[str, Any]:
-        """The same as ``recipe``."""
-        return self.recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,22 +111,5 @@ def slug(name: str) -> str:
 
 
 def read_source(path: Path) -> str:
-    """The text of a configuration file, bounded and decoded as UTF-8."""
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_SOURCE_BYTES + 1)
-    except OSError as err:
-        raise ConfigError(f"file = {str(path)!r}: {err.strerror or err}", field="file") from err
-    return decode(data, str(path))
-
-
-def decode(data: bytes, where: str) -> str:
-    """``data`` as text; ``ConfigError`` when it is too large or not UTF-8."""
-    if len(data) > MAX_SOURCE_BYTES:
-        raise ConfigError(
-            f"{where}: larger than {MAX_SOURCE_BYTES} bytes; not a training configuration", field="file"
-        )
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as err:
-        raise ConfigError(f"{where}: not UTF-8 text (byte {err.start})", field="file") from err
+    """The text of a configuration file, bounded and UTF-8. Raises :class:`ConfigError`."""
+    return read_text(path, what="file", max_bytes=MAX_SOURCE_BYTES)

@@ -9,14 +9,14 @@ AMD-AGI/Primus at fd1eeabb: ``primus/configs/modules/megatron/*.yaml``, ``primus
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from shardwise.engine import catalog
+from shardwise.engine.catalog.documents import parse_mapping
 from shardwise.engine.errors import ConfigError, UnsupportedError
 from shardwise.engine.frameworks.arguments import Arguments
 from shardwise.engine.frameworks.base import Hints, Read, Written, read_source, slug
@@ -226,14 +226,7 @@ def _by_preset(preset: str) -> Model:
 
 def _document(text: str, path: Path | None, notes: list[str], depth: int = 0) -> dict[str, Any]:
     """The file as a mapping: variables at their defaults, ``extends`` merged below it."""
-    try:
-        data = yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, RecursionError, ValueError) as err:
-        where = getattr(err, "problem_mark", None)
-        line = f" at line {where.line + 1}" if where is not None else ""
-        raise ConfigError(f"{path or 'file'}: not valid YAML{line}", field="file") from err
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path or 'file'}: must be a mapping with modules", field="modules")
+    data = parse_mapping(text, where=str(path or "file"))
     data = _defaulted(data)
     parents = data.pop("extends", None) or []
     merged: dict[str, Any] = {}
@@ -242,22 +235,13 @@ def _document(text: str, path: Path | None, notes: list[str], depth: int = 0) ->
     return _merge(merged, data)
 
 
-class _Loader(yaml.SafeLoader):
-    """Safe loading without aliases, which a small file can use to grow without bound."""
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.events.AliasEvent):
-            raise yaml.YAMLError("aliases are not allowed")
-        return super().compose_node(parent, index)
-
-
 def _parent(name: str, path: Path | None, notes: list[str], depth: int) -> dict[str, Any]:
     if not name.endswith((".yaml", ".yml")) or depth >= MAX_EXTENDS:
         raise ConfigError(
             f"extends = {name[:60]!r}: at most {MAX_EXTENDS} levels of .yaml files", field="extends"
         )
     target = path.parent / name if path is not None else None
-    if target is None or not target.is_file():
+    if target is None or not os.path.isfile(target):
         notes.append(f"extends {name}: not found beside the file; Primus's own defaults stand in for it")
         return {}
     return _document(read_source(target), target, notes, depth + 1)

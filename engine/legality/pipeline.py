@@ -6,19 +6,13 @@ import numpy as np
 
 from shardwise.engine.legality.rule import Fix, Rule, batch_divides, common_divisors, divisors
 from shardwise.engine.legality.suggest import change, multiples, nearest
-from shardwise.engine.pipeline_layout import split_options
+from shardwise.engine.pipeline_layout import layer_slots, split_options
 from shardwise.engine.recipe import Recipe
-from shardwise.engine.table import Bools, Ints, Table
+from shardwise.engine.table import Bools, Table
 
 _FIRST, _LAST = "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"
 _EMBEDDING = "account_for_embedding_in_pipeline_split"
 _LOSS = "account_for_loss_in_pipeline_split"
-
-
-def _slots(table: Table) -> Ints:
-    """Layers to split evenly: the decoder's, and the embedding and the loss where they count as layers."""
-    flags = table.account_for_embedding_in_pipeline_split.astype(np.int64)
-    return np.asarray(table.model.num_layers + flags + table.account_for_loss_in_pipeline_split)
 
 
 def _given(table: Table) -> Bools:
@@ -27,7 +21,7 @@ def _given(table: Table) -> Bools:
 
 
 def _even(table: Table) -> Bools:
-    return np.asarray(~_given(table) & (_slots(table) % table.pp != 0))
+    return np.asarray(~_given(table) & (layer_slots(table) % table.pp != 0))
 
 
 def _explain_even(r: Recipe) -> Fix:
@@ -80,7 +74,7 @@ def _explain_flags_with_counts(r: Recipe) -> Fix:
 
 
 def _virtual(table: Table) -> Bools:
-    slots = _slots(table)
+    slots = layer_slots(table)
     uneven = (slots // table.pp) % table.vpp != 0
     return np.asarray(~_given(table) & (slots % table.pp == 0) & uneven)
 

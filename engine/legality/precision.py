@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwise.engine.cluster import GPU, Precision
+from shardwise.engine.cluster import GPU
 from shardwise.engine.legality.rule import Fix, Rule, everywhere
 from shardwise.engine.legality.suggest import change
-from shardwise.engine.recipe import PRECISIONS, Recipe
+from shardwise.engine.recipe import MATRIX_FORMAT, PRECISIONS, Recipe
 from shardwise.engine.table import Bools, Table
 
-MATRIX_FORMAT: dict[str, Precision] = {
-    "bf16": "bf16",
-    "fp16": "fp16",
-    "fp8-delayed": "fp8",
-    "fp8-tensorwise": "fp8",
-    "fp8-blockwise": "fp8",
-    "mxfp8": "mxfp8",
-    "nvfp4": "fp4",
-}
-"""For each recipe precision, the matrix-unit format that its GEMMs need (a key of ``GPU.peak_flops``)."""
 _WIDER = ("nvfp4", "mxfp8", "fp8-blockwise", "fp8-tensorwise", "fp8-delayed", "bf16", "fp16")
 
 

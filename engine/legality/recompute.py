@@ -8,7 +8,7 @@ from shardwise.engine.legality.rule import Fix, Rule, everywhere
 from shardwise.engine.legality.suggest import change
 from shardwise.engine.model import Model
 from shardwise.engine.pipeline_layout import chunk_layers
-from shardwise.engine.recipe import RECOMPUTE_MODULES, Recipe
+from shardwise.engine.recipe import PIPELINE_SPLIT, RECOMPUTE_MODULES, Recipe
 from shardwise.engine.table import Bools, Ints, Table
 
 
@@ -120,10 +120,7 @@ RULES = (
             *_FULL,
             "pp",
             "vpp",
-            "num_layers_in_first_pipeline_stage",
-            "num_layers_in_last_pipeline_stage",
-            "account_for_embedding_in_pipeline_split",
-            "account_for_loss_in_pipeline_split",
+            *PIPELINE_SPLIT,
         ),
         _block,
         _explain_block,

@@ -143,6 +143,8 @@ class MisbehavingServer:
             to.send_response(reply.status)
             to.send_header("content-type", reply.content_type)
             to.send_header("content-length", str(reply.announce or len(reply.body)))
+            # Said, not only done: a client that kept the connection would trip over it at its next call.
+            to.send_header("connection", "close")
             for name, value in reply.headers.items():
                 to.send_header(name, value)
             to.end_headers()

@@ -89,7 +89,7 @@ def test_no_proposal_crashes_and_every_candidate_is_a_recipe(raw):
         assert recipe.precision == "bf16"
         assert recipe.gbs == 32
         json.dumps(candidate, allow_nan=False)
-    assert all("\n" not in problem or problem for problem in problems)
+    assert all(problem and "\n" not in problem for problem in problems)
 
 
 @pytest.mark.parametrize("value", ["4", True, 4.5, [4], {"n": 4}, 0, -1, 10**30])

@@ -95,3 +95,24 @@ def test_fixed_fields_have_one_value_in_the_whole_space():
 
 def test_the_plan_has_half_of_the_budget():
     assert [seed_budget(calls) for calls in (1, 2, 10, 60)] == [1, 1, 5, 30]
+
+
+def test_a_constructed_baseline_keeps_the_experts_near_where_a_pipeline_does_as_well() -> None:
+    baseline = choose_baseline(TuneRequest.of("tune Qwen3-235B on 256 MI300X"))
+    assert baseline.origin == "constructed"
+    assert baseline.fields["ep"] <= 16
+    assert baseline.fields["pp"] > 1
+
+
+@pytest.mark.parametrize("words", ["DeepSeek V3 on 1024 H100", "Llama 3.1 405B on 1024 H100"])
+def test_a_constructed_baseline_pipelines_layers_that_do_not_divide(words: str) -> None:
+    baseline = choose_baseline(TuneRequest.of(f"tune {words}"))
+    assert baseline.fields["pp"] > 2
+    assert baseline.fields["num_layers_in_last_pipeline_stage"] >= 1
+    assert baseline.fields.get("cp", 1) == 1
+
+
+def test_a_fixed_split_of_the_layers_stays_fixed() -> None:
+    words = "tune DeepSeek V3 on 1024 H100"
+    fixed = {"num_layers_in_last_pipeline_stage": 5, "pp": 8}
+    assert choose_baseline(TuneRequest.of(words, fixed=fixed)).fields.items() >= fixed.items()

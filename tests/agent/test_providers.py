@@ -174,7 +174,20 @@ def test_what_the_client_refuses_is_one_line() -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://x/v1", "http://", "/v1"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:8000",
+        "ftp://x/v1",
+        "http://",
+        "/v1",
+        "http://[::1",
+        "http://h:port/v1",
+        "http://h:99999/v1",
+        "http://a b/v1",
+        "http://\N{LLAMA}/v1",
+    ],
+)
 def test_a_bad_address_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="must be an http") as caught:
         chat_model("openai:m", base_url=url, environ={})

@@ -18,6 +18,8 @@ from shardwise.engine.errors import ConfigError
         ("Tune mixtral-8x22b on mi355x:4x8.", {"model": "mixtral-8x22b", "cluster": "mi355x:4x8"}),
         ("please find the fastest recipe for llama-3-70b on 64 H100 GPUs", {"cluster": "h100:8x8"}),
         ("tune DeepSeek V3 on 128 nodes of 8 H100", {"cluster": "h100:128x8"}),
+        ("tune llama-3-8b with 8 NVIDIA H100 SXM GPUs", {"cluster": "h100:1x8"}),
+        ("tune llama-3-8b on 8 h100, llama 3 8b", {"model": "llama 3 8b"}),
         ("tune llama-3-8b on 8 h100 with sequence length 8192", {"seq_len": 8192}),
         ("tune llama-3-8b on 8 h100 with 32k context", {"seq_len": 32768}),
         ("tune llama-3-8b on 8 h100, batch 128", {"gbs": 128}),
@@ -58,6 +60,16 @@ def test_what_is_not_understood_is_echoed():
         ("tune llama-3-8b on 12 h100", "h100:"),
         ("tune llama-3-8b", "cluster is missing"),
         ("", "model is missing"),
+        ("tune llama-3-8b and mixtral-8x7b on 16 h100", "2 models"),
+        ("tune llama-3-8b on 8 h100 and 16 mi300x", "two clusters"),
+        ("tune llama-3-8b on -8 h100", "out of range"),
+        ("tune llama-3-8b on 8.5 h100", "not understood"),
+        ("tune llama-3-8b on 8 h100, not tp 2", "'not' is not understood"),
+        ("tune llama-3-8b on 8 h100, no fp8", "'no' is not understood"),
+        ("tune llama-3-8b on 8 h100, batch 99999999999999999999", "gbs"),
+        ("tune llama-3-8b on 8 h100, tp 99999999999999999999", "tp"),
+        ("tune mixtral 8x7b " * 1000, "too many"),
+        ("tune 7b" + "x" * 1900 + " on 8 h100", "unknown model '7bxxx"),
     ],
 )
 def test_one_line_errors_name_the_nearest(text, message):
@@ -65,6 +77,7 @@ def test_one_line_errors_name_the_nearest(text, message):
         TuneRequest.of(text)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
 
 
 def test_explicit_fields_win_over_words():
@@ -77,6 +90,9 @@ def test_explicit_fields_win_over_words():
     ("fields", "message"),
     [
         ({"fixed": {"tpp": 1}}, "nearest: tp"),
+        ({"fixed": [1]}, "fixed"),
+        ({"recipe": "x"}, "recipe"),
+        ({"allow_precision": 3}, "allow_precision"),
         ({"fixed": {"tp": 0}}, "tp"),
         ({"fixed": {"recompute": "some"}}, "recompute"),
         ({"fixed": {"gbs": 8}, "gbs": 16}, "contradicts"),

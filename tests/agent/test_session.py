@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,7 +42,7 @@ def test_the_best_is_legal_fits_and_beats_the_baseline(plain):
     result, out = plain
     best = load_recipe(result.best["recipe"])
     assert not legality.check(best)
-    assert filter_recipe(best, 0.05).reason(0) is None
+    assert filter_recipe(best, small_request().margin).reason(0) is None
     assert result.gain_pct > 0
     assert result.oracle_calls <= 24
     assert result.stopped_because
@@ -112,6 +113,63 @@ def test_kill_9_of_a_real_process(plain, tmp_path):
     assert len(keys) == len(set(keys)) == first.oracle_calls
     assert comparable(result) == comparable(first)
     assert diff(out, tmp_path / "run") is None
+
+
+def test_a_lost_trace_is_told_again_from_the_known_scores(plain, tmp_path):
+    first, out = plain
+    dying, before = interrupted_at(14)
+    with pytest.raises(Interrupted):
+        tune(small_request(), out=tmp_path / "run", text="tune it", projector=dying)
+    (tmp_path / "run" / "trace.jsonl").unlink()
+    living, after = interrupted_at(10**9)
+    assert comparable(tune(resume=tmp_path / "run", projector=living)) == comparable(first)
+    assert not set(before) & set(after)
+    assert diff(out, tmp_path / "run") is None
+    assert verify(tmp_path / "run").intact
+
+
+def changed_request(run: Path) -> None:
+    text = (run / "request.json").read_text()
+    (run / "request.json").write_text(text.replace('"llama-3-8b"', '"llama-2-7b"'))
+
+
+def changed_trace(run: Path) -> None:
+    text = (run / "trace.jsonl").read_text()
+    (run / "trace.jsonl").write_text(text.replace('"tune it"', '"tune that"'))
+
+
+def trials_are_a_folder(run: Path) -> None:
+    (run / "trials.jsonl").unlink()
+    (run / "trials.jsonl").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (changed_request, "request.json was changed"),
+        (changed_trace, "trace.jsonl was changed since it was written: line 1"),
+        (trials_are_a_folder, "trials.jsonl cannot be read"),
+        (lambda run: (run / "result.json").write_text("[]"), "result.json is damaged"),
+    ],
+)
+def test_a_run_folder_that_was_tampered_with_is_refused(tmp_path, harm, says):
+    dying, _ = interrupted_at(4)
+    with pytest.raises(Interrupted):
+        tune(small_request(budget_calls=6), out=tmp_path / "run", text="tune it", projector=dying)
+    harm(tmp_path / "run")
+    with pytest.raises(ConfigError) as caught:
+        tune(resume=tmp_path / "run")
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_result_is_refused(plain, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(plain[1], run)
+    data = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps({**data, "best": "x"}))
+    with pytest.raises(ConfigError, match=r"result.json is damaged \(best\)"):
+        tune(resume=run)
 
 
 def test_a_torn_trial_line_is_cut_off(tmp_path):

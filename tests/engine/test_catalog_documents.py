@@ -55,6 +55,8 @@ def test_values(text: str, value: object, tmp_path: Path) -> None:
         ("1: 2", "key 1 is not text"),
         ("a: {? [1]: 2}", "YAML"),
         ("a: 2024-99-99", "YAML"),
+        ("a: !!bool x", "broken YAML"),
+        ("a: !!timestamp x", "broken YAML"),
         ("a: *b", "undefined alias"),
         ("a: &b {c: *b}", "nested too deeply"),
         ("a: " + "[" * 100 + "]" * 100, "nested too deeply"),

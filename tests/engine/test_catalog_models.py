@@ -1,13 +1,15 @@
 """The model catalog: right numbers, any common spelling, nothing parsed before it is needed."""
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from shardwise.engine import catalog
 from shardwise.engine.catalog import names
-from shardwise.engine.errors import ConfigError
+from shardwise.engine.errors import ConfigError, unknown_name
 from shardwise.engine.model import Model
 
 PUBLISHED = {
@@ -212,3 +214,21 @@ catalog.model("mixtral-8x22b"); catalog.gpu("H100-SXM-80GB"); print(",".join(rea
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["mixtral-8x22b.yaml", "mixtral-8x22b.yaml,aliases.yaml,h100.yaml"]
+
+
+def test_a_list_of_known_names_says_what_it_leaves_out() -> None:
+    few, many = (str(unknown_name("thing", "qqq", [f"x{n:02}" for n in range(count)])) for count in (12, 25))
+    assert few.endswith("x11)")
+    assert many.endswith("x11 and 13 more)")
+
+
+def test_a_config_json_beside_you_has_its_folder_as_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "My-Llama"
+    folder.mkdir()
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 8}
+    config = {"model_type": "llama", "vocab_size": 1000, "max_position_embeddings": 2048, **sizes}
+    (folder / "config.json").write_text(json.dumps(config))
+    monkeypatch.chdir(folder)
+    assert catalog.model("config.json").name == "My-Llama"

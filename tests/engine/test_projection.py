@@ -161,6 +161,8 @@ def test_model_flops_by_hand() -> None:
     by_hand += 32 * 6 * 4096 * 8192
     assert flops_per_token(model, 8192) == pytest.approx(by_hand)
     # AMD's 2026 logs print 9.06 GFLOP per token for Llama 3.2 1B (tied embeddings).
+    tied = recipe({**LLAMA, "model": "llama-3.2-1b"}).model
+    assert flops_per_token(tied, 8192) == pytest.approx(9.06e9, rel=0.005)
 
 
 def test_same_input_same_output() -> None:

@@ -68,7 +68,7 @@ def test_none_counts_as_not_given() -> None:
         ({"tp": True}, "tp = True: needs an integer"),
         ({"tp": 1.5}, "tp = 1.5"),
         ({"tp": [1]}, "tp"),
-        ({"gbs": 10**12}, "gbs is out of range"),
+        ({"gbs": 10**12}, "gbs = 1000000000000: Input should be less"),
         ({"gbs": "9" * 5000}, "gbs"),
         ({"precision": "int8"}, "precision = 'int8'"),
         ({"recompute": "some"}, "recompute = 'some'"),

@@ -11,7 +11,9 @@ from shardwise.engine.errors import ConfigError
 from shardwise.engine.legality import check
 from shardwise.engine.projection import project
 from shardwise.engine.recipe_io import load_recipe
-from shardwise.engine.sweep import GIB, sweep
+from shardwise.engine.results import DEFAULT_MARGIN
+from shardwise.engine.sweep import sweep
+from shardwise.engine.units import GIB
 
 BASE = load_recipe({"model": "llama-3-8b", "cluster": "h100:1x8", "gbs": 64, "seq_len": 4096})
 MIXTRAL = load_recipe({"model": "mixtral-8x7b", "cluster": "h100:2x8", "gbs": 128, "seq_len": 4096})
@@ -29,7 +31,7 @@ def test_the_best_is_legal_fits_and_has_the_figures_of_its_projection(base: obje
         assert row.tokens_per_s_per_gpu == pytest.approx(projection.tokens_per_s_per_gpu, rel=1e-9)
         assert projection.memory is not None
         assert row.peak_bytes == pytest.approx(projection.memory.peak_bytes, rel=1e-6)
-        assert row.peak_bytes <= 0.95 * projection.memory.capacity_bytes
+        assert row.peak_bytes <= (1 - DEFAULT_MARGIN) * projection.memory.capacity_bytes
     speeds = [row.tokens_per_s_per_gpu for row in found.best]
     assert speeds == sorted(speeds, reverse=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from io import BytesIO, TextIOWrapper
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from shardwise.cli.render import units
 from shardwise.cli.render.bars import bar
 from shardwise.cli.render.legal import legal
 from shardwise.cli.render.memory import memory
+from shardwise.cli.render.progress import Tally
 from shardwise.cli.render.sweep import sweep
 from shardwise.cli.render.tune import tune
 from shardwise.cli.render.validation import validation
@@ -63,6 +65,32 @@ def projection_document(tokens: float, stages: int = 4) -> dict[str, Any]:
         "time_breakdown_s": times,
         "provenance": {"measured": 0.0, "interpolated": 0.0, "simulated": 1.0},
         "memory": memory_document(stages, stages - 1),
+    }
+
+
+LAUNCH = {
+    "framework": "primus",
+    "configuration": "runs/one/m.primus.yaml",
+    "where": "from a checkout of the framework",
+    "launch": "torchrun \\\n  --nproc-per-node 8 train.py",
+}
+
+
+def searched(best: dict[str, Any] | None, baseline: dict[str, Any]) -> dict[str, Any]:
+    """What a search answers; ``best`` is None where nothing fits."""
+    winner = {"recipe": {"model": "m", "cluster": "c", "tp": 2, "recompute": "full"}, "projection": best}
+    return {
+        "run": "runs/one",
+        "trace": "runs/one/trace.jsonl",
+        "llm": "heuristic",
+        "best": winner if best else None,
+        "baseline": {"recipe": {"model": "m", "cluster": "c", "tp": 1}, "projection": baseline},
+        "gain_pct": 33.3 if best else None,
+        "oracle_calls": 60,
+        "rejected_by_memory": 7,
+        "rejected_illegal": 2,
+        "stopped_because": "the budget of 60 projections is spent",
+        "wall_s": 1.5,
     }
 
 
@@ -142,20 +170,7 @@ def test_a_sweep_shows_what_differs_and_what_all_share() -> None:
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_search_tells_the_whole_story(width: int) -> None:
-    best, baseline = projection_document(4000.0), projection_document(3000.0, stages=2)
-    document = {
-        "run": "runs/one",
-        "trace": "runs/one/trace.jsonl",
-        "llm": "heuristic",
-        "best": {"recipe": {"model": "m", "cluster": "c", "tp": 2, "recompute": "full"}, "projection": best},
-        "baseline": {"recipe": {"model": "m", "cluster": "c", "tp": 1}, "projection": baseline},
-        "gain_pct": 33.3,
-        "oracle_calls": 60,
-        "rejected_by_memory": 7,
-        "rejected_illegal": 2,
-        "stopped_because": "the budget of 60 projections is spent",
-        "wall_s": 1.5,
-    }
+    document = searched(projection_document(4000.0), projection_document(3000.0, stages=2))
     document["baseline_fits"], document["baseline_source"] = False, "a table in a paper"
     document["rejections"] = {"memory": 7, "world-size": 2}
     changes = [
@@ -170,12 +185,7 @@ def test_a_search_tells_the_whole_story(width: int) -> None:
             "without": {"problem": "illegal: some-rule"},
         },
     ]
-    launch = {
-        "framework": "primus",
-        "configuration": "runs/one/m.primus.yaml",
-        "launch": "torchrun \\\n  --nproc-per-node 8 train.py",
-    }
-    out = text(tune(document, changes, launch), width)
+    out = text(tune(document, changes, LAUNCH), width)
     for wanted in (
         "+33.3% over the baseline",
         "m on c",
@@ -192,6 +202,8 @@ def test_a_search_tells_the_whole_story(width: int) -> None:
         "world-size 2",
         "the budget of 60 projections is spent",
         "bottleneck: moe",
+        "Memory per pipeline stage, GiB",
+        "from a checkout of the framework",
         "--nproc-per-node 8 train.py",
         "runs/one/trace.jsonl",
         "runs/one/m.primus.yaml",
@@ -199,6 +211,29 @@ def test_a_search_tells_the_whole_story(width: int) -> None:
         "shardwise trace show runs/one",
     ):
         assert wanted in out, wanted
+
+
+def test_a_title_is_not_squeezed_into_the_width_of_its_table() -> None:
+    document = searched(projection_document(4000.0, stages=1), projection_document(3000.0, stages=1))
+    assert "\nMemory per pipeline stage, GiB\n" in text(tune(document, [], LAUNCH))
+
+
+def test_where_nothing_fits_the_least_that_was_needed_is_said() -> None:
+    document = {**searched(None, projection_document(3000.0)), "baseline_source": "the leanest plain recipe"}
+    document |= {"oracle_calls": 1}
+    out = text(tune(document, [], None))
+    assert "the leanest plain recipe: 28.0 of 288.0 GiB\n  tp=1" in out
+    assert "1 projection in" in out
+
+
+def test_the_progress_line_does_not_call_best_what_does_not_fit() -> None:
+    tally = Tally()
+    figures = {"fits": False, "tokens_per_s_per_gpu": 5000.0}
+    tally.add(SimpleNamespace(kind="projection", figures=figures))
+    tally.add(SimpleNamespace(kind="rejection"))
+    assert tally.line() == "1 scored, 1 rejected, nothing that fits yet"
+    tally.add(SimpleNamespace(kind="projection", figures={"fits": True, "tokens_per_s_per_gpu": 4000.0}))
+    assert tally.line() == "2 scored, 1 rejected, best 4,000 tokens/s/GPU"
 
 
 def test_validation_counts_what_was_not_scored() -> None:
@@ -219,7 +254,7 @@ def test_validation_counts_what_was_not_scored() -> None:
         "interval80_coverage": 1.0,
         "memory": {"n": 0, "median_abs_error_pct": None},
         "oom": {"n": 0, "caught": 0, "ran": 1, "false_alarms": 0},
-        "by_group": {"gpu": {"h100": {"n": 1, **figures}}},
+        "by_group": {"gpu": {"h100": {"n": 2, "scored": 1, **figures}}},
     }
     out = text(validation({"cases": cases, "summary": summary}))
     assert "2, of which scored 1" in out

@@ -96,6 +96,14 @@ def test_resuming_continues_the_chain(tmp_path: Path) -> None:
     assert verify(path).events == 3
 
 
+def test_a_changed_trace_is_not_continued(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    write(path, "one", "two")
+    path.write_text(path.read_text().replace("two", "2"))
+    with pytest.raises(TraceFormatError, match="line 2: its content was changed"):
+        TraceWriter(path)
+
+
 @pytest.mark.parametrize("tail", [b'{"v":1,"kind":"no', b"\xff\xfe\n", b"{", b'{"half": \n'])
 def test_a_torn_last_line_is_cut_off_and_recorded(tmp_path: Path, tail: bytes) -> None:
     path = tmp_path / "t"
@@ -235,9 +243,9 @@ def test_junk_is_refused_with_its_line(tmp_path: Path, junk: bytes, says: str) -
 
 def test_no_trace_at_all(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "none"):
-        with pytest.raises(ConfigError, match="no trace at"):
+        with pytest.raises(ConfigError, match="no such trace"):
             read_trace(place)
-        with pytest.raises(ConfigError, match="no trace at"):
+        with pytest.raises(ConfigError, match="no such trace"):
             verify(place)
     (tmp_path / "empty").write_bytes(b"")
     assert verify(tmp_path / "empty").as_json() == {

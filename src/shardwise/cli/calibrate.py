@@ -31,10 +31,10 @@ def calibrate(
     ] = 5,
     json_: JsonFlag = False,
 ) -> None:
-    """Fit the engine's physical parameters to measured cases, starting from what is published of kernels and links.
+    """Fit the engine's physical parameters to measured cases.
 
-    The fit takes minutes. What it was fitted on, and which parameters only echo their prior, stand in
-    the file.
+    It starts from what is published of kernels and links and takes minutes. What it was fitted on, and which
+    parameters only echo their prior, stand in the file.
     """
     import yaml
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -57,7 +57,7 @@ def clusters(json_: JsonFlag = False) -> None:
     """List the named node designs, usable as NAME:NODES."""
     from shardwise.engine import catalog
 
-    documents = [_cluster(name, value) for name, value in catalog.clusters().items()]
+    documents = [design.model_dump(mode="json") for design in catalog.clusters().values()]
     if json_:
         emit_json(documents)
         return
@@ -65,11 +65,6 @@ def clusters(json_: JsonFlag = False) -> None:
     from shardwise.cli.render.console import show
 
     show(render.clusters(documents))
-
-
-def _cluster(name: str, value: Any) -> dict[str, Any]:
-    data = value.model_dump(mode="json") if hasattr(value, "model_dump") else dict(value)
-    return {"name": name, **data}
 
 
 add(app, models, example="shardwise catalog models mixtral-8x22b")

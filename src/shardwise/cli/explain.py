@@ -10,9 +10,13 @@ Both are projections of whole recipes: cheap, repeatable, and the same figures t
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
+from itertools import chain, combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from shardwise.engine.recipe import PIPELINE_SPLIT, RECOMPUTE_DETAILS
 
 if TYPE_CHECKING:
     from shardwise.engine.recipe import Recipe
@@ -24,18 +28,19 @@ _TOGETHER = (
     (
         "pp",
         "vpp",
-        "num_layers_in_first_pipeline_stage",
-        "num_layers_in_last_pipeline_stage",
-        "account_for_embedding_in_pipeline_split",
-        "account_for_loss_in_pipeline_split",
+        *PIPELINE_SPLIT,
         "pp_schedule",
     ),
     ("cp", "cp_comm_type"),
     ("mbs",),
-    ("recompute", "recompute_method", "recompute_num_layers", "recompute_modules"),
+    ("recompute", *RECOMPUTE_DETAILS),
     ("dp_sharding", "dp_shard_size", "fsdp_reshard_after_forward"),
 )
-"""Fields that mean little apart; groups in the order of the walk, all other fields follow alone."""
+"""Fields that mean little apart; groups in the order of the walk, all other fields follow alone. The walk
+leaves this order where it would pass an illegal recipe."""
+
+_MOST_TOGETHER = 3
+"""Most groups tried together before all that are left become one step."""
 
 
 def changes(best: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -44,8 +49,8 @@ def changes(best: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[dict[s
     Each entry has ``fields`` (name -> value at the baseline and at the winner), ``step`` and ``without``.
     ``step`` is the recipe after this change and all before it: ``gain_pct`` over the recipe before it,
     ``peak_bytes``; ``without`` is the winner with this change taken back: ``gain_pct`` over the winner. Where
-    a recipe is illegal or does not fit, ``problem`` says so; an illegal one has no ``gain_pct``, nor has a
-    step that follows one.
+    a recipe is illegal or does not fit, ``problem`` says so, and an illegal one has no ``gain_pct``. Changes
+    that are only legal together are one entry, so every step has its gain when both ends are legal.
     """
     from shardwise.engine.projection import project
     from shardwise.engine.recipe_io import load_recipe
@@ -59,7 +64,8 @@ def changes(best: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[dict[s
     start = here
     full, before = project(winner), project(here)
     told = []
-    for group in groups:
+    while groups:
+        group, groups = _next_step(groups, here, winner)
         here = here.with_(**_values(winner, group))
         after = project(here)
         without = project(winner.with_(**_values(start, group)))
@@ -79,7 +85,7 @@ def write_launch(best: Mapping[str, Any], folder: Path) -> dict[str, str]:
     """Write ``best.yaml`` and the framework's own configuration of ``best`` into the run folder.
 
     The framework is the one that suits the cluster: Primus on AMD, Megatron-LM elsewhere. Returns its name,
-    the configuration's path, and the command that launches it.
+    the configuration's path, and the command that launches it with where to type it.
 
     Raises:
         ConfigError: a file cannot be written.
@@ -94,12 +100,35 @@ def write_launch(best: Mapping[str, Any], folder: Path) -> dict[str, str]:
     path = folder / written.filename
     write_text(folder / "best.yaml", recipe_yaml(best), field="--out")
     write_text(path, written.text, field="--out")
-    return {"framework": written.framework, "configuration": str(path), "launch": written.launch}
+    quoted = shlex.quote(str(path))
+    if written.framework == "primus":
+        where = "from a Primus checkout, with data and learning rate added to the file"
+        launch = written.launch.replace(written.filename, quoted)
+    else:
+        nodes = recipe.cluster.num_nodes
+        each = f" on each of the {nodes} nodes with NODE_RANK and MASTER_ADDR set," if nodes > 1 else ""
+        where = f"from a Megatron-LM checkout,{each} with data, tokenizer and learning rate as arguments"
+        launch = f"bash {quoted}"
+    return {"framework": written.framework, "configuration": str(path), "where": where, "launch": launch}
 
 
 def _groups(names: Iterable[str]) -> list[tuple[str, ...]]:
     grouped = {name for group in _TOGETHER for name in group}
     return [*_TOGETHER, *((name,) for name in names if name not in grouped | {"model", "cluster"})]
+
+
+def _next_step(
+    groups: list[tuple[str, ...]], here: Recipe, winner: Recipe
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The first group, or else the first fewest together, that keep the recipe legal; and the groups left."""
+    from shardwise.engine import legality
+
+    for size in range(1, min(len(groups), _MOST_TOGETHER) + 1):
+        for chosen in combinations(groups, size):
+            together = tuple(chain.from_iterable(chosen))
+            if not legality.check(here.with_(**_values(winner, together))):
+                return together, [group for group in groups if group not in chosen]
+    return tuple(chain.from_iterable(groups)), []
 
 
 def _values(recipe: Recipe, group: tuple[str, ...]) -> dict[str, Any]:

@@ -39,9 +39,9 @@ def export(
     Exits 1, and writes nothing, when the recipe is illegal.
     """
     from shardwise.cli.inputs import read
-    from shardwise.engine.files import write_text
     from shardwise.cli.render.console import note, show
     from shardwise.engine import frameworks, legality
+    from shardwise.engine.files import write_text
 
     recipe = read(given)
     broken = legality.check(recipe)

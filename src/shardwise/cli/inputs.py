@@ -56,6 +56,11 @@ def source_fields(given: Given) -> dict[str, Any]:
     from shardwise.engine.frameworks import recognise
 
     if given.source is None:
+        if given.from_ is not None:
+            raise ConfigError(
+                f"--from = {given.from_!r}: there is no RECIPE that it could be the framework of",
+                field="from",
+            )
         return {}
     model, cluster = given.fields.get("model"), given.fields.get("cluster")
     text = read_text(given.source, what="RECIPE")

@@ -17,6 +17,18 @@ from shardwise.cli.fields import FIELDS, FieldOption
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
 """Type of every command's ``--json``."""
+Fix = Annotated[
+    list[str] | None,
+    typer.Option("--fix", metavar="FIELD=VALUE", help="Keep a field; repeatable.", show_default=False),
+]
+"""Type of ``--fix``; ``shardwise.cli.inputs.assignments`` reads it."""
+AllowPrecision = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-precision", metavar="WORD", help="Precision to try too; repeatable.", show_default=False
+    ),
+]
+"""Type of ``--allow-precision``."""
 
 _TYPES: dict[str, type] = {"int": int, "float": float, "flag": bool, "word": str, "text": str}
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from shardwise.cli.groups import add
-from shardwise.cli.options import Given, JsonFlag, recipe_options
+from shardwise.cli.options import AllowPrecision, Fix, Given, JsonFlag, recipe_options
 from shardwise.cli.output import emit_json
 from shardwise.engine.results import DEFAULT_MARGIN
 
@@ -24,16 +24,8 @@ def sweep(
         str | None,
         typer.Option("--axes", metavar="A,B,...", help="Sweep only these axes.", show_default=False),
     ] = None,
-    fix: Annotated[
-        list[str] | None,
-        typer.Option("--fix", metavar="FIELD=VALUE", help="Keep a field; repeatable.", show_default=False),
-    ] = None,
-    allow_precision: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-precision", metavar="WORD", help="Precision to try too; repeatable.", show_default=False
-        ),
-    ] = None,
+    fix: Fix = None,
+    allow_precision: AllowPrecision = None,
     margin: Annotated[
         float, typer.Option("--margin", help="Share of memory that must stay free.")
     ] = DEFAULT_MARGIN,

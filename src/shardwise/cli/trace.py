@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,7 +25,7 @@ def show(trace: Trace, json_: JsonFlag = False) -> None:
     """Tell a run as a story, step by step."""
     from shardwise.traces import read_trace, story
 
-    events = read_trace(locate(trace))
+    events = read_trace(trace)
     if json_:
         emit_json([event.model_dump(mode="json") for event in events])
         return
@@ -43,7 +42,7 @@ def verify(trace: Trace, json_: JsonFlag = False) -> None:
     """
     from shardwise.traces import verify as check
 
-    found = check(locate(trace))
+    found = check(trace)
     if json_:
         document = {"intact": found.intact, "events": found.events}
         emit_json(document if found.intact else {**document, "problem": found.problem})
@@ -63,7 +62,7 @@ def replay(trace: Trace, json_: JsonFlag = False) -> None:
     """
     from shardwise.agent.replay import replay_run
 
-    outcome = replay_run(locate(trace))
+    outcome = replay_run(trace)
     if json_:
         emit_json(outcome.as_json())
     else:
@@ -82,7 +81,7 @@ def diff(trace: Trace, other: Trace, json_: JsonFlag = False) -> None:
     """
     from shardwise.traces import diff as compare
 
-    found = compare(locate(trace), locate(other))
+    found = compare(trace, other)
     difference = None if found is None else found.words
     if json_:
         emit_json({"equal": found is None, "first_difference": difference})
@@ -93,22 +92,6 @@ def diff(trace: Trace, other: Trace, json_: JsonFlag = False) -> None:
         console.show(compared(difference))
     if found is not None:
         raise typer.Exit(1)
-
-
-def locate(trace: str) -> Path:
-    """The trace file that ``trace`` names: itself, or ``trace.jsonl`` of a run folder.
-
-    Raises:
-        ConfigError: there is no such file.
-    """
-    from shardwise.engine.errors import ConfigError
-
-    path = Path(trace)
-    if path.is_dir():
-        path = path / "trace.jsonl"
-    if not path.is_file():
-        raise ConfigError(f"TRACE = {trace!r}: no such trace file or run folder", field="trace")
-    return path
 
 
 add(app, show, example="shardwise trace show runs/mixtral")

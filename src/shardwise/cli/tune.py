@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardwise.cli.groups import add
-from shardwise.cli.options import Given, JsonFlag, recipe_options
+from shardwise.cli.options import AllowPrecision, Fix, Given, JsonFlag, recipe_options
 from shardwise.cli.output import emit_json
 
 if TYPE_CHECKING:
@@ -56,16 +56,8 @@ def tune(
     objective: Annotated[
         str | None, typer.Option("--objective", metavar="WORD", help="What to maximise.", show_default=False)
     ] = None,
-    fix: Annotated[
-        list[str] | None,
-        typer.Option("--fix", metavar="FIELD=VALUE", help="Keep a field; repeatable.", show_default=False),
-    ] = None,
-    allow_precision: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-precision", metavar="WORD", help="Precision that may be tried too.", show_default=False
-        ),
-    ] = None,
+    fix: Fix = None,
+    allow_precision: AllowPrecision = None,
     budget_calls: Annotated[
         int | None, typer.Option("--budget-calls", metavar="N", help="Most projections.", show_default=False)
     ] = None,
@@ -117,6 +109,8 @@ def tune(
         raise ConfigError(
             f"--resume goes on with the run's own request: leave out {', '.join(said)}", field="resume"
         )
+    elif out is not None:
+        raise ConfigError(f"--resume goes on in its own run folder: leave out --out {out}", field="out")
     else:
         asked = None
     with tuning(quiet=json_) as listen, _resumable(out or resume, listen) as on_event:
@@ -144,7 +138,7 @@ def _request(
     from shardwise.cli.inputs import source_fields
     from shardwise.cli.render.console import note
     from shardwise.engine.catalog import models
-    from shardwise.engine.errors import unknown_name
+    from shardwise.engine.errors import ConfigError, unknown_name
 
     start = source_fields(given)
     parsed = parse_request(words or "")
@@ -160,6 +154,10 @@ def _request(
     rest = " ".join(parsed.unparsed)
     if rest and "model" not in asked:
         raise unknown_name("model", rest, models())
+    if rest and "cluster" not in asked:
+        raise ConfigError(
+            f"cluster is missing: say which, as in 'on 32 MI355X' (not understood: {rest})", field="cluster"
+        )
     request = TuneRequest.build(asked)
     if rest:
         note(f"not understood, left out: {rest}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from rich.progress import (
@@ -36,6 +37,31 @@ def stepper(what: str, *, quiet: bool = False) -> Iterator[Step]:
         yield step
 
 
+@dataclass(slots=True)
+class Tally:
+    """A search so far, in one line."""
+
+    scored: int = 0
+    rejected: int = 0
+    best: float = 0.0
+    """Most tokens/s/GPU of a recipe that fits."""
+
+    def add(self, event: Any) -> None:
+        """Count one event of the trace."""
+        kind = getattr(event, "kind", "")
+        if kind == "projection":
+            self.scored += 1
+            if event.figures.get("fits"):
+                self.best = max(self.best, float(event.figures.get("tokens_per_s_per_gpu") or 0.0))
+        elif kind == "rejection":
+            self.rejected += 1
+
+    def line(self) -> str:
+        """What the terminal shows."""
+        best = f"best {self.best:,.0f} tokens/s/GPU" if self.best else "nothing that fits yet"
+        return f"{self.scored} scored, {self.rejected} rejected, {best}"
+
+
 @contextmanager
 def tuning(*, quiet: bool = False) -> Iterator[Callable[[Any], None]]:
     """A live line for a search: trials so far and the best of them; gives the event listener."""
@@ -44,19 +70,10 @@ def tuning(*, quiet: bool = False) -> Iterator[Callable[[Any], None]]:
     hidden = quiet or not out.is_terminal
     with Progress(*columns, console=out, transient=True, disable=hidden) as progress:
         task = progress.add_task("planning", total=None)
-        seen = {"trials": 0, "rejected": 0, "best": 0.0}
+        tally = Tally()
 
         def listen(event: Any) -> None:
-            kind = getattr(event, "kind", "")
-            if kind == "projection":
-                seen["trials"] += 1
-                seen["best"] = max(seen["best"], float(event.figures.get("tokens_per_s_per_gpu") or 0.0))
-            elif kind == "rejection":
-                seen["rejected"] += 1
-            progress.update(
-                task,
-                description=f"{seen['trials']:.0f} scored, {seen['rejected']:.0f} rejected, "
-                f"best {seen['best']:,.0f} tokens/s/GPU",
-            )
+            tally.add(event)
+            progress.update(task, description=tally.line())
 
         yield listen

@@ -18,7 +18,7 @@ from shardwise.cli.render.projection import throughput
 from shardwise.cli.render.recipe import place, settings
 from shardwise.cli.render.units import NONE, count, gib, percent, seconds, signed_percent, word
 
-_HIDDEN_BY_OVERLAP = ("tp_comm", "ep_comm", "cp_comm", "pp_comm", "dp_comm_exposed")
+_COMMUNICATION = ("tp_comm", "ep_comm", "cp_comm", "pp_comm", "dp_comm_exposed")
 _STAGES = 8
 
 
@@ -51,6 +51,7 @@ def tune(
         _ending(document),
         Text(),
         Text(f"Launch ({launch['framework']})", style="bold"),
+        Padding(Text(launch["where"], style="dim"), (0, 0, 0, 2)),
         whole(_indented(launch["launch"])),
         Text(),
         _files(document, launch),
@@ -59,12 +60,18 @@ def tune(
 
 def _nothing(document: Mapping[str, Any]) -> Text:
     baseline = document["baseline"]
-    where = f"{place(baseline['recipe'])}\n" if baseline else ""
-    return Text.assemble(
-        (where, "bold"),
-        ("Nothing that is legal fits", "bold red"),
-        ": more GPUs, a smaller batch or sequence, or fewer fixed fields.",
-    )
+    text = Text()
+    if baseline:
+        text.append(f"{place(baseline['recipe'])}\n", style="bold")
+    text.append("Nothing that is legal fits", style="bold red")
+    text.append(": more GPUs, a smaller batch or sequence, or fewer fixed fields.")
+    memory = baseline["projection"].get("memory") if baseline else None
+    if memory:
+        needs = f"{gib(memory['peak_bytes'], unit=False)} of {gib(memory['capacity_bytes'])}"
+        text.append(
+            f"\n{document.get('baseline_source', 'baseline')}: {needs}\n  {settings(baseline['recipe'])}"
+        )
+    return text
 
 
 def _headline(document: Mapping[str, Any]) -> Text:
@@ -103,15 +110,15 @@ def _stages(best: Mapping[str, Any] | None, baseline: Mapping[str, Any] | None) 
     own = [stage["total"] for stage in best["stages"]]
     other = [stage["total"] for stage in baseline["stages"]] if baseline else []
     rows = max(len(own), len(other))
-    table = Table(box=box.SIMPLE_HEAD, title="Memory per pipeline stage, GiB", title_justify="left")
-    table.title_style = "bold"
+    table = Table(box=box.SIMPLE_HEAD)
     table.add_column("stage", justify="right")
     for number in _shown(rows):
         table.add_column(str(number) if number is not None else "...", justify="right", no_wrap=True)
     for name, totals in (("best", own), ("baseline", other)):
         cells = ["" if n is None else _total(totals, n) for n in _shown(rows)]
         table.add_row(name, *cells, style="bold" if name == "best" else "")
-    return [table, Text(f"  capacity {gib(best['capacity_bytes'])}", style="dim"), Text()]
+    title = Text("Memory per pipeline stage, GiB", style="bold")
+    return [title, table, Text(f"  capacity {gib(best['capacity_bytes'])}", style="dim"), Text()]
 
 
 def _shown(rows: int) -> list[int | None]:
@@ -128,8 +135,7 @@ def _total(totals: Sequence[float], number: int) -> str:
 def _why(changes: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
     if not changes:
         return [Text("Why: nothing that was tried beats the baseline", style="bold"), Text()]
-    table = Table(box=box.SIMPLE_HEAD, title="Why: from the baseline to the best", title_justify="left")
-    table.title_style = "bold"
+    table = Table(box=box.SIMPLE_HEAD)
     table.add_column("change", overflow="fold")
     table.add_column("adds", justify="right", no_wrap=True)
     table.add_column("GiB", justify="right", no_wrap=True)
@@ -141,7 +147,7 @@ def _why(changes: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
         taken_back = ", ".join(_present(signed_percent(without.get("gain_pct")), problem))
         adds = "illegal" if "peak_bytes" not in step else signed_percent(step.get("gain_pct"))
         table.add_row("\n".join(lines), adds, gib(step.get("peak_bytes"), unit=False), taken_back)
-    return [table]
+    return [Text("Why: from the baseline to the best", style="bold"), table]
 
 
 def _present(*parts: str | None) -> list[str]:
@@ -152,7 +158,7 @@ def _bottleneck(projection: Mapping[str, Any]) -> str:
     times = projection["time_breakdown_s"]
     whole = sum(times.values())
     largest = max(times, key=lambda name: times[name])
-    exposed = sum(times[name] for name in _HIDDEN_BY_OVERLAP)
+    exposed = sum(times[name] for name in _COMMUNICATION)
     return (
         f"bottleneck: {largest}, {percent(times[largest] / whole)} of the step; "
         f"exposed communication {percent(exposed / whole)}, bubble {percent(times['bubble'] / whole)}"
@@ -170,10 +176,11 @@ def _rejected(document: Mapping[str, Any]) -> Group:
 
 
 def _ending(document: Mapping[str, Any]) -> Text:
+    calls = "projection" if document["oracle_calls"] == 1 else "projections"
     return Text.assemble(
         ("Stopped because", "bold"),
         f"  {document['stopped_because']}\n",
-        f"  {document['oracle_calls']} projections in {seconds(document['wall_s'])}, "
+        f"  {document['oracle_calls']} {calls} in {seconds(document['wall_s'])}, "
         f"proposals by {document['llm']}",
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-GIB = 1024**3
+from shardwise.engine.units import GIB
+
 NONE = "-"
 
 

@@ -67,28 +67,17 @@ def _groups(groups: Mapping[str, Any]) -> Table:
     table.add_column("group", overflow="fold")
     for head in ("cases", "median error", "p90", "bias"):
         table.add_column(head, justify="right", no_wrap=True)
-    for name, row in _rows(groups):
-        if not row.get("scored", row.get("n")):
-            continue
-        table.add_row(
-            name,
-            str(row.get("scored", row.get("n", NONE))),
-            _pct(row.get("median_abs_error_pct")),
-            _pct(row.get("p90_abs_error_pct")),
-            signed_percent(row.get("bias_pct")),
-        )
+    for grouping, members in groups.items():
+        for name, row in members.items():
+            if row["scored"]:
+                table.add_row(
+                    f"{grouping}: {name}",
+                    str(row["scored"]),
+                    _pct(row["median_abs_error_pct"]),
+                    _pct(row["p90_abs_error_pct"]),
+                    signed_percent(row["bias_pct"]),
+                )
     return table
-
-
-def _rows(groups: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Groups are either flat (name -> figures) or nested (kind -> name -> figures)."""
-    rows: list[tuple[str, Mapping[str, Any]]] = []
-    for kind, value in groups.items():
-        if any(isinstance(inner, Mapping) for inner in value.values()):
-            rows += [(f"{kind}: {name}", inner) for name, inner in value.items()]
-        else:
-            rows.append((kind, value))
-    return rows
 
 
 def _worst(cases: list[Mapping[str, Any]]) -> Table:
