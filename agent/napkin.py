@@ -9,7 +9,8 @@ rates and overlaps are the engine's own, and no figure of it is ever shown. Term
 - tensor parallelism: an all-gather and a reduce-scatter around attention and MLP, forward and backward
   (Korthikanti et al. 2022, section 4.2.2);
 - experts: dispatch and combine, forward and backward, inside the scale-up domain and beyond it;
-- pipeline: the uniform bubble (pp-1)/(vpp*m) and the hand-over of activations;
+- pipeline: the uniform bubble (pp-1)/(vpp*m), the hand-over of activations and its launch a chunk,
+  and the output head that its last stage holds beside an even share of the layers;
 - data parallelism: gradients and parameters once a step, or for FSDP once a micro-batch, mostly hidden.
 """
 
@@ -50,13 +51,18 @@ def log_time(table: Table) -> Floats:
     tensor = np.where(table.tp_comm_overlap, (1 - eff.tp_overlap) * tensor, tensor)
     heads = _BF16 * 2.0 * model.num_query_groups * model.kv_channels
     context = 3.0 * model.num_layers * tokens * (table.cp - 1) * heads / link
-    busy = _matrix_seconds(table, tokens, eff) + tensor + context
+    compute = _matrix_seconds(table, tokens, eff)
+    busy = compute + tensor + context
     busy = busy + _expert_seconds(table, tokens, fabric, nic, eff)
 
     m = table.num_microbatches
     handed = 4.0 * m * table.mbs * table.seq_len / (table.cp * table.tp) * table.vpp * width / nic
-    pipeline = busy * (1.0 + (table.pp - 1) / (table.vpp * m))
-    pipeline += np.where(table.pp > 1, (1 - eff.dp_overlap) * handed, 0.0)
+    head = model.hidden_size * model.vocab_size / matmul_parameters(model)
+    spread = table.account_for_loss_in_pipeline_split | (table.num_layers_in_last_pipeline_stage > 0)
+    slowest = 1.0 + np.where(spread, 0.0, head * (table.pp - 1))
+    pipeline = busy * (slowest + (table.pp - 1) / (table.vpp * m))
+    launches = 2.0 * m * table.vpp * eff.collective_launch_s
+    pipeline += np.where(table.pp > 1, (1 - eff.dp_overlap) * handed + launches, 0.0)
 
     experts = _expert_parameters(model)
     held = (total_parameters(model) - experts) / (table.tp * table.pp)
@@ -64,7 +70,7 @@ def log_time(table: Table) -> Floats:
     per_layer = table.is_word("dp_sharding", "fsdp", "hsdp")
     reach = np.where(table.dp * table.cp * table.tp <= domain, fabric, nic)
     moved = np.where(per_layer, m, 1) * 3.0 * _BF16 * held / reach
-    exposed = np.maximum(_BUCKET_SHARE * moved, moved - eff.dp_overlap * busy)
+    exposed = np.maximum(_BUCKET_SHARE * moved, moved - eff.dp_overlap * compute)
     return np.asarray(np.log(pipeline + exposed))
 
 
