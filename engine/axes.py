@@ -233,8 +233,10 @@ def _dispatchers(r: Recipe) -> list[str]:
     gpu = r.cluster.gpu
     # DeepEP runs on Ampere, but its kernels are made for Hopper's and later NVLink and TMA.
     fast = gpu.vendor != "other" and gpu.architecture not in ("ampere", "ada")
-    deepep = fast and "deepep" in supported_dispatchers(gpu.vendor, gpu.architecture)
-    return ["alltoall", "deepep"] if deepep else ["alltoall"]
+    # DeepEP's intranode kernels reach the GPUs of one host (CUDA IPC); HybridEP is made for racks.
+    best = "hybridep" if r.cluster.fabric.spans_nodes else "deepep"
+    usable = fast and best in supported_dispatchers(gpu.vendor, gpu.architecture)
+    return ["alltoall", best] if usable else ["alltoall"]
 
 
 def _splits() -> list[tuple[Any, ...]]:

@@ -57,9 +57,11 @@ def sweep(
     document = result.as_json()
     if json_:
         emit_json(document)
-        return
-    from shardwise.cli.render.console import show
-    from shardwise.cli.render.sweep import sweep as render
-    from shardwise.engine.recipe_io import dump_recipe
+    else:
+        from shardwise.cli.render.console import show
+        from shardwise.cli.render.sweep import sweep as render
+        from shardwise.engine.recipe_io import dump_recipe
 
-    show(render(document, base=dump_recipe(base)))
+        show(render(document, base=dump_recipe(base)))
+    if not document["fits"]:
+        raise typer.Exit(1)
