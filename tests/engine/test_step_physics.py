@@ -134,7 +134,7 @@ def test_no_second_of_compute_hides_two_communications() -> None:
     pricing = Pricing.of(lower(Table.of([r])), shipped_calibration())
     cost = layer_cost(pricing, LayerKind(windowed=False, moe=True))
     # The tensor-parallel exchange alone would fill the backward: what is left is what is no matrix work.
-    assert float(cost.free[1][0]) <= float(cost.backward["other"][0])
+    assert float(cost.free[1][0]) <= float(cost.backward["other"][0]) * (1 + 1e-9)
 
 
 def test_hiding_the_expert_exchange_shows_its_ends() -> None:
