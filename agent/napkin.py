@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from shardwise.engine.collectives import Network, place
 from shardwise.engine.efficiency import Efficiency, matrix_rate, shipped_calibration
 from shardwise.engine.flops import flops_per_token, matmul_parameters
 from shardwise.engine.memory import recomputed_share_of_model
@@ -64,12 +65,15 @@ def log_time(table: Table) -> Floats:
     launches = 2.0 * m * table.vpp * eff.collective_launch_s
     pipeline += np.where(table.pp > 1, (1 - eff.dp_overlap) * handed + launches, 0.0)
 
+    network = Network(cluster, eff)
     experts = _expert_parameters(model)
-    held = (total_parameters(model) - experts) / (table.tp * table.pp)
-    held = held + experts / (table.ep * table.etp * table.pp)
+    dense_held = (total_parameters(model) - experts) / (table.tp * table.pp)
+    expert_held = experts / (table.ep * table.etp * table.pp)
+    dense_reach = network.ring_bandwidth(place(cluster, table.dp * table.cp, table.tp))
+    expert_reach = network.ring_bandwidth(place(cluster, table.edp, table.etp * table.ep))
     per_layer = table.is_word("dp_sharding", "fsdp", "hsdp")
-    reach = np.where(table.dp * table.cp * table.tp <= domain, fabric, nic)
-    moved = np.where(per_layer, m, 1) * 3.0 * _BF16 * held / reach
+    moved = dense_held / dense_reach + expert_held / expert_reach
+    moved = np.where(per_layer, m, 1) * 3.0 * _BF16 * moved
     exposed = np.maximum(_BUCKET_SHARE * moved, moved - eff.dp_overlap * compute)
     return np.asarray(np.log(pipeline + exposed))
 
