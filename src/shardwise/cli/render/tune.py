@@ -84,7 +84,7 @@ def _headline(document: Mapping[str, Any]) -> Text:
         text.append(f"\n{signed_percent(gain)} over the baseline{fits}", style=style)
         text.append(f"\nbaseline: {document.get('baseline_source', 'given')}", style="dim")
     if document.get("fallback"):
-        text.append(f"\nthe LLM was given up: {document['fallback']}", style="yellow")
+        text.append(f"\nthe heuristic went on without the LLM: {document['fallback']}", style="yellow")
     return text
 
 
@@ -177,11 +177,11 @@ def _rejected(document: Mapping[str, Any]) -> Group:
 
 def _ending(document: Mapping[str, Any]) -> Text:
     calls = "projection" if document["oracle_calls"] == 1 else "projections"
+    proposers = document["llm"] + (", then heuristic" if document.get("fallback") else "")
     return Text.assemble(
         ("Stopped because", "bold"),
         f"  {document['stopped_because']}\n",
-        f"  {document['oracle_calls']} {calls} in {seconds(document['wall_s'])}, "
-        f"proposals by {document['llm']}",
+        f"  {document['oracle_calls']} {calls} in {seconds(document['wall_s'])}, proposals by {proposers}",
     )
 
 
