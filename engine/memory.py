@@ -78,17 +78,22 @@ class MemoryTable:
         )
 
 
+_LayersSaved = dict[LayerKind, tuple[Floats, Floats]]
+"""Kind of layer -> what :func:`layer_saved` says of it."""
+
+
 def memory_table(table: Table, stages: Ints | None = None) -> MemoryTable:
     """Memory of legal recipes. ``stages`` (n, S): which to look at; by default those that can be worst."""
-    return memory_of(lower(table, stages))
+    low = lower(table, stages)
+    return memory_of(low, stage_parameters(low))
 
 
-def memory_of(low: Lowered) -> MemoryTable:
-    """Memory of an already lowered table."""
-    parameters = stage_parameters(low)
+def memory_of(low: Lowered, parameters: Parameters) -> MemoryTable:
+    """Memory of an already lowered table whose stages hold ``parameters``."""
     states = _states(low, parameters)
-    activations = _activations(low)
-    temporary = _temporary(low)
+    saved = {kind: layer_saved(low, kind) for kind in low.layers}
+    activations = _activations(low, saved)
+    temporary = _temporary(low, saved, parameters)
     communication = _communication(low)
     moving = activations + temporary + communication
     overhead = _CONTEXT_BYTES[low.table.cluster.gpu.vendor] + _FRAGMENTATION * moving
@@ -183,14 +188,14 @@ def optimizer_bytes(table: Table) -> Floats:
     return 4.0 + moment * np.where(table.is_word("optimizer", "adam"), 2.0, 1.0)
 
 
-def _activations(low: Lowered) -> Floats:
+def _activations(low: Lowered, saved: _LayersSaved) -> Floats:
     """Saved activations of the micro-batches in flight (n, S)."""
     table, model = low.table, low.table.model
     per_pass = np.zeros(low.stages.shape)
     stored = 1.0 - recomputed_share(low)
     full = table.is_word("recompute", "full")[:, None]
     for kind, count in low.layers.items():
-        _, kept = layer_saved(low, kind)
+        _, kept = saved[kind]
         per_pass = per_pass + count * stored * kept[:, None]
     checkpoints = np.where(full, _checkpoints(low) * residual_bytes(low)[:, None], 0.0)
     chunks = table.vpp[:, None]
@@ -232,24 +237,25 @@ def recomputed_share_of_model(table: Table) -> Floats:
     return np.where(table.is_word("recompute", "full"), share, 0.0)
 
 
+def _checkpoint_unit(table: Table) -> Ints:
+    """Layers of one checkpoint under full recomputation (n,)."""
+    uniform = table.is_word("recompute_method", "uniform")
+    return np.where(uniform, np.maximum(table.recompute_num_layers, 1), 1)
+
+
 def _checkpoints(low: Lowered) -> Floats:
     """Layer inputs kept under full recomputation: one per checkpoint (n, S)."""
-    table = low.table
-    uniform = table.is_word("recompute_method", "uniform")[:, None]
-    unit = np.where(uniform, np.maximum(table.recompute_num_layers, 1)[:, None], 1)
-    return np.ceil(_recomputed_layers(low) / unit)
+    return np.asarray(np.ceil(_recomputed_layers(low) / _checkpoint_unit(low.table)[:, None]))
 
 
-def _temporary(low: Lowered) -> Floats:
+def _temporary(low: Lowered, saved: _LayersSaved, parameters: Parameters) -> Floats:
     """The largest passing need: a layer's backward (after its recomputation), or logits and loss (n, S)."""
     table = low.table
     full = table.is_word("recompute", "full")
-    unit = np.where(
-        table.is_word("recompute_method", "uniform"), np.maximum(table.recompute_num_layers, 1), 1
-    )
+    unit = _checkpoint_unit(table)
     working = np.zeros(len(table))
     for kind in low.layers:
-        everything, kept = layer_saved(low, kind)
+        everything, kept = saved[kind]
         # Under full recomputation a whole unit comes back; under selective what was dropped.
         again = np.where(full, everything * unit, everything - kept)
         working = np.maximum(working, again + _backward_buffers(low, kind))
@@ -259,7 +265,7 @@ def _temporary(low: Lowered) -> Floats:
     # softmax waits for its backward while the main head runs.
     waiting = low.table.model.mtp_num_layers * np.where(fused, _HALF, 4.0)
     logits = low.tokens * low.vocab * (np.where(fused, 4.0, 6.0) + waiting)
-    in_layer, in_head, stay = _gathered(low)
+    in_layer, in_head, stay = _gathered(low, parameters)
     head = np.where(low.last, (logits + in_head)[:, None], 0.0)
     return np.asarray(np.maximum((working + in_layer)[:, None], head) + stay)
 
@@ -280,7 +286,7 @@ def _backward_buffers(low: Lowered, kind: LayerKind) -> Floats:
     return np.asarray(residual + expert + exchange)
 
 
-def _gathered(low: Lowered) -> tuple[Floats, Floats, Floats]:
+def _gathered(low: Lowered, parameters: Parameters) -> tuple[Floats, Floats, Floats]:
     """Under FSDP: what is gathered in a layer's backward (n,), in the output head's (n,), and throughout
     (n, S). Two units' weights, one in use and one prefetched, and the gradient of the one in use in 16
     bits; the buffer in which a layer's gradient is reduced comes on top of the next layer's backward."""
@@ -295,7 +301,6 @@ def _gathered(low: Lowered) -> tuple[Floats, Floats, Floats]:
     in_layer = largest * (3 * _HALF + gradient_bytes(table))
     in_head = 2 * _HALF * low.vocab * table.model.hidden_size + _HALF * largest
     # Without resharding every layer stays gathered between forward and backward.
-    parameters = stage_parameters(low)
     stay = (parameters.dense + parameters.expert) * _HALF
     stays = (on & ~table.fsdp_reshard_after_forward)[:, None]
     return np.where(on, in_layer, 0.0), np.where(on, in_head, 0.0), np.where(stays, stay, 0.0)

@@ -28,7 +28,7 @@ from shardwise.engine.flops import flops_per_token
 from shardwise.engine.legality import check
 from shardwise.engine.lowering import LayerKind, Lowered, lower
 from shardwise.engine.memory import MemoryTable, memory_of, recomputed_share, recomputed_share_of_model
-from shardwise.engine.parameters import stage_parameters
+from shardwise.engine.parameters import Parameters, stage_parameters
 from shardwise.engine.pipeline_layout import all_stages
 from shardwise.engine.recipe import PRECISIONS, Recipe
 from shardwise.engine.results import TIME_ITEMS, Projection
@@ -62,7 +62,8 @@ def project_table(
     """Project legal recipes. ``stages`` (n, S): which to look at; by default those that can be worst."""
     low = lower(table, stages)
     pricing = Pricing.of(low, calibration or shipped_calibration())
-    items = _step_items(low, pricing)
+    parameters = stage_parameters(low)
+    items = _step_items(low, pricing, parameters)
     step = np.sum(list(items.values()), axis=0)
     world = table.cluster.world_size
     tokens = table.gbs * table.seq_len / step / world
@@ -76,7 +77,7 @@ def project_table(
         mfu=tflops * 1e12 / peak,
         bubble_fraction=items["bubble"] / step,
         breakdown=items,
-        memory=memory_of(low),
+        memory=memory_of(low, parameters),
     )
 
 
@@ -117,7 +118,7 @@ class _Stages:
     whole: Floats
 
 
-def _step_items(low: Lowered, pricing: Pricing) -> Items:
+def _step_items(low: Lowered, pricing: Pricing, parameters: Parameters) -> Items:
     table, eff = low.table, pricing.eff
     stages = _stage_times(low, pricing)
     stage_total = stages.forward + stages.backward
@@ -132,11 +133,10 @@ def _step_items(low: Lowered, pricing: Pricing) -> Items:
     items["bubble"] = bubble
     forward, backward = _pick(stages.forward, slowest), _pick(stages.backward, slowest)
     items["pp_comm"] = _pipeline_transfers(low, pricing, forward, backward)
-    every = stage_parameters(low)
-    own = every.of_stage(lambda counts: _pick(counts, slowest))
+    own = parameters.of_stage(lambda counts: _pick(counts, slowest))
     once = step_exposed(pricing, own, forward, backward) + tied_embedding_seconds(pricing)
     items["dp_comm_exposed"] = items["dp_comm_exposed"] + once
-    items["optimizer"] = optimizer_seconds(pricing, every.of_stage(lambda counts: counts.max(axis=1)))
+    items["optimizer"] = optimizer_seconds(pricing, parameters.of_stage(lambda counts: counts.max(axis=1)))
     busy = np.sum(list(items.values()), axis=0)
     nodes = np.log2(max(table.cluster.num_nodes, 1))
     items["other"] = items["other"] + eff.step_overhead_s + busy * eff.straggler * nodes
