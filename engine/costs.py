@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwise.engine.activations import saved_input_bytes
 from shardwise.engine.collectives import Group, Network, place
 from shardwise.engine.efficiency import Calibration, Efficiency, matrix_rate
 from shardwise.engine.kernels import attention_seconds, gemm_seconds, streaming_seconds
 from shardwise.engine.lowering import LayerKind, Lowered
+from shardwise.engine.precisions import saved_input_bytes
 from shardwise.engine.table import Bools, Floats, Table
 from shardwise.engine.workload import Attention, Collective, Gemm, Operator, Stream, layer_operators
 

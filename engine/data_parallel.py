@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwise.engine.activations import saved_input_bytes
 from shardwise.engine.collectives import Group, place
 from shardwise.engine.costs import Pricing
 from shardwise.engine.lowering import LayerKind
 from shardwise.engine.memory import gradient_bytes, optimizer_bytes, shard_sizes
 from shardwise.engine.parameters import Parameters, layer_dense, layer_expert
+from shardwise.engine.precisions import saved_input_bytes
 from shardwise.engine.table import Bools, Floats, Table
 
 

@@ -95,11 +95,27 @@ def _routed_tokens(table: Table, local_tokens: Floats) -> Floats:
     if not model.is_moe:
         return np.zeros(len(table))
     balanced = local_tokens * model.moe_router_topk * table.etp
-    # A rank sees imbalance only through the experts it holds: alone (ep=1) it holds them all.
-    fullest = np.where(table.ep > 1, table.moe_imbalance, 1.0)
+    fullest = _fullest_share(table)
     # With a capacity every expert works on its capacity: the excess is dropped, the rest padded.
     capacity = table.moe_expert_capacity_factor
     return np.asarray(balanced * np.where(capacity > 0, capacity, fullest))
+
+
+def _fullest_share(table: Table) -> Floats:
+    """Tokens of the fullest expert-parallel rank over the mean (n,).
+
+    A rank sees imbalance only through the experts it holds: alone (ep=1) it holds them all. Experts are
+    spread over ranks in blocks, in order.
+    """
+    counts = np.asarray(table.moe_tokens_per_expert)
+    if not len(counts):
+        return np.where(table.ep > 1, table.moe_imbalance, 1.0)
+    running = np.concatenate([[0.0], np.cumsum(counts)])
+    share = np.ones(len(table))
+    for ep in np.unique(table.ep):
+        edges = np.arange(ep + 1) * len(counts) // ep
+        share[table.ep == ep] = np.diff(running[edges]).max() * ep / running[-1]
+    return share
 
 
 @lru_cache(maxsize=64)

@@ -32,6 +32,14 @@ RECOMPUTES: tuple[str, ...] = Recompute.__args__  # type: ignore[attr-defined]
 RECOMPUTE_MODULES: tuple[str, ...] = RecomputeModule.__args__  # type: ignore[attr-defined]
 DISPATCHERS: tuple[str, ...] = Dispatcher.__args__  # type: ignore[attr-defined]
 SCHEDULES: tuple[str, ...] = ("1f1b", "gpipe")
+Framework = Literal["megatron-core", "torchtitan", "nanotron", "deepspeed", "maxtext"]
+FRAMEWORKS: tuple[str, ...] = Framework.__args__  # type: ignore[attr-defined]
+TransformerImpl = Literal["transformer_engine", "local"]
+TRANSFORMER_IMPLS: tuple[str, ...] = TransformerImpl.__args__  # type: ignore[attr-defined]
+CROSS_ENTROPY_IMPLS: tuple[str, ...] = ("native", "te", "linear")
+OPTIMIZERS: tuple[str, ...] = ("adam", "sgd", "muon")
+STATE_DTYPES: tuple[str, ...] = ("fp32", "bf16", "fp16", "fp8")
+MAIN_PARAMS_DTYPES: tuple[str, ...] = ("fp32", "fp16")
 CP_COMM_TYPES: tuple[str, ...] = ("p2p", "a2a", "all_gather")
 
 MATRIX_FORMAT: dict[str, Precision] = {
@@ -91,6 +99,10 @@ class Recipe(Spec):
 
     sequence_parallel: bool = False
     """Shard norms and residuals along the sequence over ``tp``. Unset: on when ``tp > 1``."""
+    framework: Framework = "megatron-core"
+    """Whose modules run: decides what a layer saves, how the loss is computed, which buffers there are."""
+    transformer_impl: TransformerImpl = "transformer_engine"
+    """``megatron-core`` only: Transformer Engine's modules, or Megatron's own (``local``)."""
     dp_sharding: DpSharding = "zero1"
     """``none`` (DDP), ``zero1`` (distributed optimizer), ``zero2``, ``fsdp`` (ZeRO-3), ``hsdp``."""
     dp_shard_size: Size | None = None
@@ -115,9 +127,17 @@ class Recipe(Spec):
 
     precision: RecipePrecision = "bf16"
     main_grads_dtype: Literal["fp32", "bf16"] = "fp32"
-    optimizer_state_dtype: Literal["fp32", "bf16"] = "fp32"
-    """Adam moments."""
-    optimizer: Literal["adam", "sgd"] = "adam"
+    main_params_dtype: Literal["fp32", "fp16"] = "fp32"
+    """Master weights; ``fp16`` needs ``use_precision_aware_optimizer``."""
+    optimizer_state_dtype: Literal["fp32", "bf16", "fp16", "fp8"] = "fp32"
+    """Adam moments; below FP32 they need ``use_precision_aware_optimizer``."""
+    use_precision_aware_optimizer: bool = False
+    """Transformer Engine's fused Adam with states of any precision. Unset: on when a state is below FP32."""
+    optimizer: Literal["adam", "sgd", "muon"] = "adam"
+    optimizer_offload_fraction: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Share of the optimizer's states that live, and are updated, in the host's memory."""
+    cpu_offloading_num_layers: int = Field(default=0, ge=0, le=MAX_SIZE)
+    """Layers of a stage whose saved activations wait for their backward in the host's memory."""
     fp8_param_gather: bool = False
     """Gather parameters in FP8 and keep no BF16 copy."""
 
@@ -132,11 +152,23 @@ class Recipe(Spec):
     """Hide the expert all-to-all behind the other micro-batch (1F1B) of an interleaved schedule."""
     moe_imbalance: float = Field(default=1.0, ge=1.0, le=1024.0)
     """Tokens of the fullest expert-parallel rank over the mean; 1 = balanced."""
+    moe_tokens_per_expert: tuple[Annotated[float, Field(ge=0.0, le=1e15)], ...] = ()
+    """Histogram of tokens over the experts, in any unit; instead of ``moe_imbalance``. Empty = none."""
     moe_expert_capacity_factor: float | None = Field(default=None, gt=0.0)
     """Each expert drops tokens above, and pads up to, this multiple of the mean; None = dropless."""
     attention_backend: Literal["flash", "unfused"] = "flash"
+    hidden_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    attention_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     cross_entropy_fusion: bool = False
+    cross_entropy_fusion_impl: Literal["native", "te", "linear"] = "native"
+    """``native``: compiled; ``te``: Transformer Engine's; ``linear``: in chunks, with the output head."""
     cuda_graphs: bool = False
+    torch_compile: bool = False
+    """``torch.compile`` of the layers (torchtitan): element-wise chains save only their inputs."""
+    expandable_segments: bool = False
+    """``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``: the allocator fragments hardly."""
+    reserved_by_other_gib: float = Field(default=0.0, ge=0.0, le=1e6)
+    """Device memory that something else on the GPU holds (a rollout engine, a frozen model), GiB."""
 
     @model_validator(mode="before")
     @classmethod
@@ -152,6 +184,10 @@ class Recipe(Spec):
         )
         filled.setdefault("etp", tp if num_experts else 1)
         filled.setdefault("sequence_parallel", isinstance(tp, int) and tp > 1)
+        low_state = filled.get("optimizer_state_dtype", "fp32") != "fp32"
+        filled.setdefault(
+            "use_precision_aware_optimizer", low_state or filled.get("main_params_dtype", "fp32") != "fp32"
+        )
         if filled.get("recompute") == "full":
             filled.setdefault("recompute_method", "uniform")
             filled.setdefault("recompute_num_layers", 1)
@@ -176,6 +212,27 @@ class Recipe(Spec):
         if isinstance(items, (list, tuple, set)):
             return tuple(sorted({str(item).strip() for item in items if str(item).strip()}))
         return items
+
+    @field_validator("moe_tokens_per_expert", mode="before")
+    @classmethod
+    def _histogram(cls, value: object) -> object:
+        return tuple(float(part) for part in value.split(",")) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _histogram_fits(self) -> Self:
+        counts, experts = self.moe_tokens_per_expert, self.model.num_experts or 0
+        if not counts:
+            return self
+        if len(counts) != experts:
+            raise ValueError(
+                f"moe_tokens_per_expert has {len(counts)} entries; needs one per expert, {experts} for "
+                f"{self.model.name}"
+            )
+        if sum(counts) <= 0:
+            raise ValueError("moe_tokens_per_expert: at least one expert needs tokens")
+        if self.moe_imbalance != 1.0:
+            raise ValueError("moe_imbalance and moe_tokens_per_expert exclude each other; give one")
+        return self
 
     @model_validator(mode="after")
     def _recompute_words_fit(self) -> Self:

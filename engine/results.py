@@ -69,14 +69,24 @@ class StageMemory:
 
     stage: int
     items: dict[str, int]
-    """``MEMORY_ITEMS`` -> bytes."""
+    """``MEMORY_ITEMS`` -> bytes; they sum to the device total."""
+    allocated: int = 0
+    """Tensors alive at the peak: what ``torch.cuda.max_memory_allocated`` reports."""
+    reserved: int = 0
+    """With the allocator's slack: what ``torch.cuda.max_memory_reserved`` reports."""
 
     @property
     def total(self) -> int:
         return sum(self.items.values())
 
     def as_json(self) -> dict[str, Any]:
-        return {"stage": self.stage, **self.items, "total": self.total}
+        return {
+            "stage": self.stage,
+            **self.items,
+            "total": self.total,
+            "allocated": self.allocated,
+            "reserved": self.reserved,
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,18 @@ from shardwise.engine.cluster import Cluster
 from shardwise.engine.model import Model
 from shardwise.engine.recipe import (
     CP_COMM_TYPES,
+    CROSS_ENTROPY_IMPLS,
     DISPATCHERS,
     DP_SHARDINGS,
+    FRAMEWORKS,
+    MAIN_PARAMS_DTYPES,
+    OPTIMIZERS,
     PRECISIONS,
     RECOMPUTE_MODULES,
     RECOMPUTES,
     SCHEDULES,
+    STATE_DTYPES,
+    TRANSFORMER_IMPLS,
     Recipe,
 )
 
@@ -34,21 +40,24 @@ Bools = npt.NDArray[np.bool_]
 
 METHODS: tuple[str, ...] = ("uniform", "block")
 DTYPES: tuple[str, ...] = ("fp32", "bf16")
-OPTIMIZERS: tuple[str, ...] = ("adam", "sgd")
 BACKENDS: tuple[str, ...] = ("flash", "unfused")
 
 WORDS: dict[str, tuple[str, ...]] = {
+    "framework": FRAMEWORKS,
+    "transformer_impl": TRANSFORMER_IMPLS,
     "dp_sharding": DP_SHARDINGS,
     "pp_schedule": SCHEDULES,
     "recompute": RECOMPUTES,
     "recompute_method": METHODS,
     "precision": PRECISIONS,
     "main_grads_dtype": DTYPES,
-    "optimizer_state_dtype": DTYPES,
+    "main_params_dtype": MAIN_PARAMS_DTYPES,
+    "optimizer_state_dtype": STATE_DTYPES,
     "optimizer": OPTIMIZERS,
     "cp_comm_type": CP_COMM_TYPES,
     "moe_token_dispatcher": DISPATCHERS,
     "attention_backend": BACKENDS,
+    "cross_entropy_fusion_impl": CROSS_ENTROPY_IMPLS,
 }
 """For each column of words: the allowed words; the column holds indices."""
 
@@ -69,6 +78,8 @@ class Table:
     gbs: Ints
     seq_len: Ints
     sequence_parallel: Bools
+    framework: Ints
+    transformer_impl: Ints
     dp_sharding: Ints
     dp_shard_size: Ints
     fsdp_reshard_after_forward: Bools
@@ -83,8 +94,12 @@ class Table:
     recompute_modules: Ints
     precision: Ints
     main_grads_dtype: Ints
+    main_params_dtype: Ints
     optimizer_state_dtype: Ints
+    use_precision_aware_optimizer: Bools
     optimizer: Ints
+    optimizer_offload_fraction: Floats
+    cpu_offloading_num_layers: Ints
     fp8_param_gather: Bools
     overlap_grad_reduce: Bools
     overlap_param_gather: Bools
@@ -97,8 +112,16 @@ class Table:
     moe_expert_capacity_factor: Floats
     """0 = dropless."""
     attention_backend: Ints
+    hidden_dropout: Floats
+    attention_dropout: Floats
     cross_entropy_fusion: Bools
+    cross_entropy_fusion_impl: Ints
     cuda_graphs: Bools
+    torch_compile: Bools
+    expandable_segments: Bools
+    reserved_by_other_gib: Floats
+    moe_tokens_per_expert: tuple[float, ...] = ()
+    """Shared by all rows, like the model and the cluster; empty = none."""
 
     def __len__(self) -> int:
         return len(self.tp)
@@ -146,11 +169,16 @@ class Table:
         if len(pieces) == 1:
             return pieces[0]
         columns = {name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in COLUMNS}
-        return cls(pieces[0].model, pieces[0].cluster, **columns)
+        shared = {name: getattr(pieces[0], name) for name in _SHARED}
+        return cls(**shared, **columns)
 
     def recipe(self, row: int) -> Recipe:
         """Row ``row`` as a validated :class:`Recipe`."""
-        data: dict[str, Any] = {"model": self.model, "cluster": self.cluster}
+        data: dict[str, Any] = {
+            "model": self.model,
+            "cluster": self.cluster,
+            "moe_tokens_per_expert": self.moe_tokens_per_expert,
+        }
         for name in COLUMNS:
             data[name] = decode(name, getattr(self, name)[row].item())
         if data["recompute"] != "full":
@@ -159,14 +187,15 @@ class Table:
 
     @classmethod
     def of(cls, recipes: Sequence[Recipe]) -> Table:
-        """A table of recipes that share one model and one cluster."""
+        """A table of recipes that share one model, one cluster and one histogram of tokens over experts."""
         assert recipes, "a table needs at least one recipe"
         first = recipes[0]
-        assert all(r.model == first.model and r.cluster == first.cluster for r in recipes[1:])
-        columns = {name: [_encode(name, getattr(r, name)) for r in recipes] for name in COLUMNS}
-        return cls(
-            first.model, first.cluster, **{k: np.asarray(v, dtype=_dtype(k)) for k, v in columns.items()}
+        assert all(getattr(r, name) == getattr(first, name) for r in recipes[1:] for name in _SHARED), (
+            f"recipes of one table share {', '.join(_SHARED)}"
         )
+        columns = {name: [_encode(name, getattr(r, name)) for r in recipes] for name in COLUMNS}
+        arrays = {name: np.asarray(values, dtype=_dtype(name)) for name, values in columns.items()}
+        return cls(first.model, first.cluster, **arrays, moe_tokens_per_expert=first.moe_tokens_per_expert)
 
     @classmethod
     def product(cls, base: Recipe, axes: Mapping[str, Sequence[Any]]) -> Table:
@@ -183,10 +212,11 @@ class Table:
             else np.full(n, _encode(name, getattr(base, name)), dtype=_dtype(name))
             for name in COLUMNS
         }
-        return cls(base.model, base.cluster, **columns)
+        return cls(base.model, base.cluster, **columns, moe_tokens_per_expert=base.moe_tokens_per_expert)
 
 
-COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Table) if f.name not in ("model", "cluster"))
+_SHARED = ("model", "cluster", "moe_tokens_per_expert")
+COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Table) if f.name not in _SHARED)
 _BOOLS = {f.name for f in fields(Table) if f.type == "Bools"}
 _FLOATS = {f.name for f in fields(Table) if f.type == "Floats"}
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from shardwise.engine.cases.architecture import case_model
 from shardwise.engine.cases.interpret import Interpretation, interpret
-from shardwise.engine.cases.labels import groups, is_megatron, memory_reading, trust_flags
+from shardwise.engine.cases.labels import MemoryKind, groups, is_megatron, memory_reading, trust_flags
 from shardwise.engine.cases.reading import Case, read_cases
 from shardwise.engine.cases.scope import Unscorable
 from shardwise.engine.errors import ConfigError
@@ -26,7 +26,7 @@ from shardwise.engine.flop_conventions import (
 from shardwise.engine.legality import check
 from shardwise.engine.projection import project
 from shardwise.engine.recipe import Recipe
-from shardwise.engine.results import MemoryReport, Projection, Violation
+from shardwise.engine.results import MemoryReport, Projection, StageMemory, Violation
 from shardwise.engine.scores import Row, summary
 from shardwise.engine.units import GIB
 
@@ -182,10 +182,8 @@ def _matching_memory(case: Case, memory: MemoryReport) -> float:
     """GiB that the engine says for what the source measured: which rank, and how much of the device."""
     kind, where = memory_reading(case)
     stages = {"first": memory.stages[:1], "last": memory.stages[-1:]}.get(where, memory.stages)
-    # torch counts neither NCCL's buffers nor, as allocated, the device context and the allocator's slack.
-    left_out = {
-        "device": (),
-        "reserved": ("communication",),
-        "allocated": ("communication", "overhead"),
-    }[kind]
-    return max(stage.total - sum(stage.items[name] for name in left_out) for stage in stages) / GIB
+    return max(_torch_figure(stage, kind) for stage in stages) / GIB
+
+
+def _torch_figure(stage: StageMemory, kind: MemoryKind) -> int:
+    return {"device": stage.total, "reserved": stage.reserved, "allocated": stage.allocated}[kind]

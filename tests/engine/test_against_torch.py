@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from recipes import recipe
 
-from shardwise.engine.activations import saved_tensors
 from shardwise.engine.lowering import LayerKind, lower
+from shardwise.engine.memory.saved import saved_tensors
 from shardwise.engine.recipe import Recipe
 from shardwise.engine.table import Table
 

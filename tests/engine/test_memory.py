@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recipes import DEEPSEEK, LLAMA, MIXTRAL, recipe
 
-from shardwise.engine.activations import layer_saved, saved_tensors
 from shardwise.engine.lowering import LayerKind, lower
 from shardwise.engine.memory import memory_table, report
+from shardwise.engine.memory.saved import layer_saved, saved_tensors
 from shardwise.engine.pipeline_layout import all_stages
 from shardwise.engine.recipe import RECOMPUTE_MODULES
 from shardwise.engine.table import Table

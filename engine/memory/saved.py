@@ -14,23 +14,11 @@ import numpy as np
 
 from shardwise.engine.flops import head_dims
 from shardwise.engine.lowering import LayerKind, Lowered
-from shardwise.engine.recipe import PRECISIONS
+from shardwise.engine.precisions import HALF, saved_input_bytes
 from shardwise.engine.table import Floats
 
-_HALF = 2.0
-"""Bytes of a BF16 or FP16 element."""
-
-_SAVED_INPUT_BYTES: dict[str, float] = {
-    "bf16": 2.0,
-    "fp16": 2.0,
-    "fp8-delayed": 1.0,
-    "fp8-tensorwise": 1.0,
-    "fp8-blockwise": 1.03125,
-    "mxfp8": 1.03125,
-    "nvfp4": 0.5625,
-}
-"""Bytes per element of a linear's input kept for its weight gradient: the quantised copy, its scales
-included (blocks of 128 with FP32, of 32 with E8M0, of 16 with E4M3)."""
+LayersSaved = dict[LayerKind, tuple[Floats, Floats]]
+"""Kind of layer -> what :func:`layer_saved` says of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +37,6 @@ def saved_tensors(low: Lowered, kind: LayerKind) -> list[Saved]:
     return [*_attention(low), *(_moe(low) if kind.moe else _mlp(low))]
 
 
-def saved_input_bytes(low: Lowered) -> Floats:
-    """Bytes per element of a saved linear input, by the row's precision (n,)."""
-    return np.asarray([_SAVED_INPUT_BYTES[word] for word in PRECISIONS])[low.table.precision]
-
-
 def layer_saved(low: Lowered, kind: LayerKind) -> tuple[Floats, Floats]:
     """Bytes (everything saved, what stays under the row's selective recomputation), each (n,)."""
     items = saved_tensors(low, kind)
@@ -68,7 +51,7 @@ def layer_saved(low: Lowered, kind: LayerKind) -> tuple[Floats, Floats]:
 
 def residual_bytes(low: Lowered) -> Floats:
     """One layer's input on the residual stream: what full recomputation keeps (n,)."""
-    return np.asarray(low.local_tokens * low.table.model.hidden_size * _HALF)
+    return np.asarray(low.local_tokens * low.table.model.hidden_size * HALF)
 
 
 def _attention(low: Lowered) -> list[Saved]:
@@ -87,14 +70,14 @@ def _attention(low: Lowered) -> list[Saved]:
         latent = (model.q_lora_rank or 0) + model.kv_lora_rank
         # Latents before their norms and, as inputs of the up projections, after them.
         items += [
-            Saved("latents", (_HALF + linear) * latent * ts + _HALF * model.qk_pos_emb_head_dim * ts, None),
-            Saved("query, key, value", _HALF * (2 * query + out), "mla_up_proj"),
+            Saved("latents", (HALF + linear) * latent * ts + HALF * model.qk_pos_emb_head_dim * ts, None),
+            Saved("query, key, value", HALF * (2 * query + out), "mla_up_proj"),
         ]
     else:
-        items.append(Saved("query, key, value", _HALF * (query + low.kv_heads * (qk + v) * t), None))
+        items.append(Saved("query, key, value", HALF * (query + low.kv_heads * (qk + v) * t), None))
         if model.qk_layernorm:
             # The norms keep their inputs; attention keeps their outputs.
-            items.append(Saved("qk norm inputs", _HALF * (query + low.kv_heads * qk * t), None))
+            items.append(Saved("qk norm inputs", HALF * (query + low.kv_heads * qk * t), None))
     # Softmax statistics of flash attention (FP32), or the 5 a s^2 b of the paper's eq. 1.
     keys = table.seq_len
     items += [
@@ -103,9 +86,9 @@ def _attention(low: Lowered) -> list[Saved]:
             np.where(unfused, 5.0 * low.heads * t * keys, 4.0 * low.heads * t),
             "core_attn",
         ),
-        Saved("attention output", _HALF * out, None),
+        Saved("attention output", HALF * out, None),
         # In a quantised linear the projection keeps its own copy.
-        Saved("projection input", np.where(linear < _HALF, linear * out, 0.0), None),
+        Saved("projection input", np.where(linear < HALF, linear * out, 0.0), None),
         Saved("pre_mlp_layernorm input", residual_bytes(low), None),
     ]
     return items
@@ -125,7 +108,7 @@ def _moe(low: Lowered) -> list[Saved]:
     h = model.hidden_size
     items = [
         # The router and the dispatcher read the norm's output; it stays in 16 bits.
-        Saved("router input", _HALF * h * ts, "layernorm"),
+        Saved("router input", HALF * h * ts, "layernorm"),
         # Router logits, scores and the probability map in FP32.
         Saved("router", 12.0 * model.num_experts * ts, "moe"),
         Saved("dispatched tokens", saved_input_bytes(low) * h * rows, "moe"),
@@ -142,7 +125,7 @@ def _expert_mlp(
 ) -> list[Saved]:
     into = 2.0 if low.table.model.gated_linear_unit else 1.0
     activation = saved_input_bytes(low) * width * rows
-    items = [Saved(f"{name} fc1 output", _HALF * into * width * rows, module)]
+    items = [Saved(f"{name} fc1 output", HALF * into * width * rows, module)]
     if act_module is None:
         return [*items, Saved(f"{name} activation", activation, module)]
     # Either module drops the activation's output: split it so that each is counted once.

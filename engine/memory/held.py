@@ -1,0 +1,35 @@
+"""Saved activations of the micro-batches in flight on a stage."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardwise.engine.lowering import Lowered
+from shardwise.engine.memory.recomputation import checkpoints, recomputed_share
+from shardwise.engine.memory.saved import LayersSaved, residual_bytes
+from shardwise.engine.precisions import HALF
+from shardwise.engine.schedule.closed_form import in_flight
+from shardwise.engine.table import Floats
+
+
+def held_activations(low: Lowered, saved: LayersSaved) -> Floats:
+    """Saved activations of the micro-batches in flight (n, S)."""
+    table, model = low.table, low.table.model
+    per_pass = np.zeros(low.stages.shape)
+    stored = 1.0 - recomputed_share(low)
+    full = table.is_word("recompute", "full")[:, None]
+    for kind, count in low.layers.items():
+        _, kept = saved[kind]
+        per_pass = per_pass + count * stored * kept[:, None]
+    inputs = np.where(full, checkpoints(low) * residual_bytes(low)[:, None], 0.0)
+    chunks = table.vpp[:, None]
+    held_chunks = in_flight(
+        table.pp[:, None], chunks, table.num_microbatches[:, None], low.stages, table.pp_schedule[:, None]
+    )
+    held = (per_pass + inputs) / chunks * held_chunks
+    # Final norm and the 16-bit output head's input, once more per multi-token-prediction layer; the last
+    # stage holds one micro-batch of it under 1F1B.
+    heads = 1 + model.mtp_num_layers
+    head = heads * 2 * HALF * model.hidden_size * low.local_tokens
+    depth = np.where(table.is_word("pp_schedule", "gpipe"), table.num_microbatches, 1)
+    return np.asarray(held + low.last * (head * depth)[:, None])

@@ -1,0 +1,71 @@
+"""Bytes of weights, main gradients and optimizer states of a rank, after sharding."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardwise.engine.lowering import Lowered
+from shardwise.engine.parameters import Parameters
+from shardwise.engine.precisions import HALF, saved_input_bytes
+from shardwise.engine.table import Bools, Floats, Table
+
+
+def shard_sizes(table: Table) -> tuple[Floats, Floats]:
+    """Ranks over which (dense, expert) optimizer state is sharded; 1 where nothing is (n,)."""
+    dense = (table.dp * table.cp).astype(np.float64)
+    expert = table.edp.astype(np.float64)
+    limited = table.is_word("dp_sharding", "hsdp") & (table.dp_shard_size > 0)
+    dense = np.where(limited, np.minimum(table.dp_shard_size, dense), dense)
+    expert = np.where(limited, np.minimum(table.dp_shard_size, expert), expert)
+    off = table.is_word("dp_sharding", "none")
+    return np.where(off, 1.0, dense), np.where(off, 1.0, expert)
+
+
+def state_items(low: Lowered, parameters: Parameters) -> dict[str, Floats]:
+    table = low.table
+    dense_shards, expert_shards = (shards[:, None] for shards in shard_sizes(table))
+    full = table.is_word("dp_sharding", "fsdp", "hsdp")[:, None]
+    grads_too = full | table.is_word("dp_sharding", "zero2")[:, None]
+
+    def sharded(where: Bools, per_parameter: Floats) -> Floats:
+        dense = parameters.dense / np.where(where, dense_shards, 1.0)
+        expert = parameters.expert / np.where(where, expert_shards, 1.0)
+        return np.asarray((dense + expert) * per_parameter)
+
+    everywhere = np.ones_like(full)
+    # Embeddings and output heads have no quantised copies.
+    tables = parameters.tables / np.where(full, dense_shards, 1.0)
+    plain = tables * (HALF - weight_bytes(low)[:, None])
+    return {
+        "weights": sharded(full, weight_bytes(low)[:, None]) + plain,
+        "gradients": sharded(grads_too, gradient_bytes(table)[:, None]),
+        "optimizer": sharded(everywhere, optimizer_bytes(table)[:, None]),
+    }
+
+
+def weight_bytes(low: Lowered) -> Floats:
+    """Bytes per parameter of the linears' compute weights: 16-bit, plus the quantised copies that
+    Transformer Engine caches between micro-batches; with ``fp8_param_gather`` only those (n,).
+
+    A copy per GEMM layout, except where one serves both: per-tensor FP8 on GPUs whose FP8 GEMMs take
+    any layout (``is_non_tn_fp8_gemm_supported``: Blackwell). FSDP frees a layer's copies with it.
+    """
+    table = low.table
+    quantised = saved_input_bytes(low)
+    any_layout = low.table.cluster.gpu.architecture.startswith("blackwell")
+    one = table.is_word("precision", "fp8-delayed", "fp8-tensorwise") & any_layout
+    copies = np.where(one, 1.0, 2.0) * quantised
+    cached = np.where(table.is_word("dp_sharding", "fsdp", "hsdp"), 0.0, copies)
+    low_precision = np.where(table.fp8_param_gather, copies, HALF + cached)
+    return np.where(quantised >= HALF, HALF, low_precision)
+
+
+def gradient_bytes(table: Table) -> Floats:
+    """Bytes per parameter of the accumulated gradient (n,)."""
+    return np.where(table.is_word("main_grads_dtype", "fp32"), 4.0, 2.0)
+
+
+def optimizer_bytes(table: Table) -> Floats:
+    """Bytes per parameter of FP32 master weights and moments: 4 + 4 + 4 for Adam (n,)."""
+    moment = np.where(table.is_word("optimizer_state_dtype", "fp32"), 4.0, 2.0)
+    return 4.0 + moment * np.where(table.is_word("optimizer", "adam"), 2.0, 1.0)
