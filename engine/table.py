@@ -169,8 +169,8 @@ class Table:
         if len(pieces) == 1:
             return pieces[0]
         columns = {name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in COLUMNS}
-        shared = {name: getattr(pieces[0], name) for name in _SHARED}
-        return cls(**shared, **columns)
+        first = pieces[0]
+        return cls(first.model, first.cluster, **columns, moe_tokens_per_expert=first.moe_tokens_per_expert)
 
     def recipe(self, row: int) -> Recipe:
         """Row ``row`` as a validated :class:`Recipe`."""
