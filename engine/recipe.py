@@ -32,14 +32,14 @@ RECOMPUTES: tuple[str, ...] = Recompute.__args__  # type: ignore[attr-defined]
 RECOMPUTE_MODULES: tuple[str, ...] = RecomputeModule.__args__  # type: ignore[attr-defined]
 DISPATCHERS: tuple[str, ...] = Dispatcher.__args__  # type: ignore[attr-defined]
 SCHEDULES: tuple[str, ...] = ("1f1b", "gpipe")
-Framework = Literal["megatron-core", "torchtitan", "nanotron", "deepspeed", "maxtext"]
+Framework = Literal["megatron-core", "torchtitan", "nanotron", "deepspeed", "maxtext", "pytorch"]
 FRAMEWORKS: tuple[str, ...] = Framework.__args__  # type: ignore[attr-defined]
 TransformerImpl = Literal["transformer_engine", "local"]
 TRANSFORMER_IMPLS: tuple[str, ...] = TransformerImpl.__args__  # type: ignore[attr-defined]
 CROSS_ENTROPY_IMPLS: tuple[str, ...] = ("native", "te", "linear")
 OPTIMIZERS: tuple[str, ...] = ("adam", "sgd", "muon")
 STATE_DTYPES: tuple[str, ...] = ("fp32", "bf16", "fp16", "fp8")
-MAIN_PARAMS_DTYPES: tuple[str, ...] = ("fp32", "fp16")
+MAIN_PARAMS_DTYPES: tuple[str, ...] = ("fp32", "fp16", "bf16")
 CP_COMM_TYPES: tuple[str, ...] = ("p2p", "a2a", "all_gather")
 
 MATRIX_FORMAT: dict[str, Precision] = {
@@ -127,17 +127,14 @@ class Recipe(Spec):
 
     precision: RecipePrecision = "bf16"
     main_grads_dtype: Literal["fp32", "bf16"] = "fp32"
-    main_params_dtype: Literal["fp32", "fp16"] = "fp32"
-    """Master weights; ``fp16`` needs ``use_precision_aware_optimizer``."""
+    main_params_dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
+    """Master weights; below FP32 Megatron needs its precision-aware optimizer. ``bf16``: there are none,
+    the optimizer updates the 16-bit weights themselves."""
     optimizer_state_dtype: Literal["fp32", "bf16", "fp16", "fp8"] = "fp32"
-    """Adam moments; below FP32 they need ``use_precision_aware_optimizer``."""
-    use_precision_aware_optimizer: bool = False
-    """Transformer Engine's fused Adam with states of any precision. Unset: on when a state is below FP32."""
+    """Adam moments; below FP32 Megatron needs its precision-aware optimizer."""
     optimizer: Literal["adam", "sgd", "muon"] = "adam"
     optimizer_offload_fraction: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Share of the optimizer's states that live, and are updated, in the host's memory."""
-    cpu_offloading_num_layers: int = Field(default=0, ge=0, le=MAX_SIZE)
-    """Layers of a stage whose saved activations wait for their backward in the host's memory."""
+    """Share of the parameters whose moments live, and are updated, in the host's memory."""
     fp8_param_gather: bool = False
     """Gather parameters in FP8 and keep no BF16 copy."""
 
@@ -157,11 +154,13 @@ class Recipe(Spec):
     moe_expert_capacity_factor: float | None = Field(default=None, gt=0.0)
     """Each expert drops tokens above, and pads up to, this multiple of the mean; None = dropless."""
     attention_backend: Literal["flash", "unfused"] = "flash"
-    hidden_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    attention_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     cross_entropy_fusion: bool = False
     cross_entropy_fusion_impl: Literal["native", "te", "linear"] = "native"
     """``native``: compiled; ``te``: Transformer Engine's; ``linear``: in chunks, with the output head."""
+    loss_parallel: bool = True
+    """The loss reads logits as they are sharded over ``tp``; off: it gathers the whole vocabulary first."""
+    norm_fusion: bool = True
+    """Norms as one kernel; off: as PyTorch operators, which keep their FP32 intermediates."""
     cuda_graphs: bool = False
     torch_compile: bool = False
     """``torch.compile`` of the layers (torchtitan): element-wise chains save only their inputs."""
@@ -184,10 +183,6 @@ class Recipe(Spec):
         )
         filled.setdefault("etp", tp if num_experts else 1)
         filled.setdefault("sequence_parallel", isinstance(tp, int) and tp > 1)
-        low_state = filled.get("optimizer_state_dtype", "fp32") != "fp32"
-        filled.setdefault(
-            "use_precision_aware_optimizer", low_state or filled.get("main_params_dtype", "fp32") != "fp32"
-        )
         if filled.get("recompute") == "full":
             filled.setdefault("recompute_method", "uniform")
             filled.setdefault("recompute_num_layers", 1)

@@ -99,12 +99,19 @@ class MemoryReport:
     peak_stage: int
     stages: tuple[StageMemory, ...]
 
+    @property
+    def fullest(self) -> StageMemory:
+        """The stage that decides."""
+        return next(stage for stage in self.stages if stage.stage == self.peak_stage)
+
     def as_json(self) -> dict[str, Any]:
         return {
             "verdict": self.verdict,
             "peak_bytes": self.peak_bytes,
             "capacity_bytes": self.capacity_bytes,
             "peak_stage": self.peak_stage,
+            "allocated_bytes": self.fullest.allocated,
+            "reserved_bytes": self.fullest.reserved,
             "stages": [s.as_json() for s in self.stages],
         }
 

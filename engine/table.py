@@ -96,10 +96,8 @@ class Table:
     main_grads_dtype: Ints
     main_params_dtype: Ints
     optimizer_state_dtype: Ints
-    use_precision_aware_optimizer: Bools
     optimizer: Ints
     optimizer_offload_fraction: Floats
-    cpu_offloading_num_layers: Ints
     fp8_param_gather: Bools
     overlap_grad_reduce: Bools
     overlap_param_gather: Bools
@@ -112,10 +110,10 @@ class Table:
     moe_expert_capacity_factor: Floats
     """0 = dropless."""
     attention_backend: Ints
-    hidden_dropout: Floats
-    attention_dropout: Floats
     cross_entropy_fusion: Bools
     cross_entropy_fusion_impl: Ints
+    loss_parallel: Bools
+    norm_fusion: Bools
     cuda_graphs: Bools
     torch_compile: Bools
     expandable_segments: Bools

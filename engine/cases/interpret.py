@@ -58,7 +58,7 @@ def _recipe(case: Case, assumptions: list[str]) -> Recipe:
     tp, pp, cp = (_size(case, name, assumptions) for name in ("tp", "pp", "cp"))
     ep = (parallel.ep or 1) if model.is_moe else 1
     stages = schedule(case, model.num_layers, assumptions)
-    split, priced_layers = split_fields(case, model.num_layers, pp, stages["vpp"], assumptions)
+    split, priced_layers = split_fields(case, model, pp, stages["vpp"], assumptions)
     if priced_layers != model.num_layers:
         model = model.with_(num_layers=priced_layers)
     fields: dict[str, Any] = {

@@ -73,6 +73,22 @@ def _first(table: tuple[tuple[str, str], ...], text: str) -> str:
     return next((name for pattern, name in table if re.search(pattern, lower)), "other")
 
 
+_MODULES: tuple[tuple[str, str], ...] = (
+    (r"nanotron", "nanotron"),
+    (r"torchtitan", "torchtitan"),
+    (r"kempner|torchtune|fsdp|automodel|aleph|llm-foundry|flash-attention", "pytorch"),
+    (r"maxtext|jax", "maxtext"),
+    (r"^deepspeed|\(deepspeed", "deepspeed"),
+)
+"""Whose modules a framework runs, where not Megatron-Core's or the like."""
+
+
+def recipe_framework(case: Case) -> str:
+    """The recipe's ``framework`` of a case."""
+    name = case.framework.name.lower()
+    return next((word for pattern, word in _MODULES if re.search(pattern, name)), "megatron-core")
+
+
 def is_megatron(case: Case) -> bool:
     """Whether Megatron-Core's own rules bound the run (NeMo, Megatron-Bridge, Primus too)."""
     name = case.framework.name.lower()

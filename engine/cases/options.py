@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from shardwise.engine.cases.labels import recipe_framework
 from shardwise.engine.cases.reading import Case
 
 Fields = dict[str, Any]
@@ -14,7 +15,15 @@ _BLOCKING_FRAMEWORKS = r"megatron-deepspeed|megatron-llama|paddle|aleph alpha|fl
 
 _WITHOUT_FLASH = r"megatron-deepspeed|megatron.* 20(19|20|21|22)\b"
 
-_BF16_GRADIENT_FRAMEWORKS = r"^nemo(?! automodel)|megatron-bridge"
+_BF16_GRADIENT_FRAMEWORKS = r"^nemo(?! automodel)|megatron-bridge|aleph alpha"
+_PURE_BF16 = r"kempner|maxtext"
+"""Frameworks that train 16-bit weights without a master copy: KempnerForge's 7B on one H200 leaves room for
+8 bytes a parameter; MaxText's published configurations set ``weight_dtype: bfloat16``."""
+_FUSED_LOSS = r"llm-foundry|torchtune"
+"""Frameworks that fuse the loss by default (``fused_crossentropy``; ``LinearCrossEntropyLoss``)."""
+_GATHERED_LOGITS = r"aleph alpha|kempner"
+"""Frameworks whose loss reads the whole vocabulary on every rank of the tensor parallel group: at 32,768
+tokens and 128,000 words they run out of memory with little else on the GPU."""
 _GRADIENT_OPTIONS = (
     "main_grads",
     "main_grads_dtype",
@@ -39,6 +48,8 @@ USED_OPTIONS = frozenset((
     "cross_entropy_loss_fusion", "ce_loss_fusion", "fused_cross_entropy", "cross_entropy_fusion_impl",
     "cuda_graph", "cuda_graphs", "fp8_param_gather", "fp8_params", "fp8_all_gather", "fp8_recipe", "fsdp",
     "fsdp_sharding", "fsdp_size", "embedding_and_loss_counted_as_layers",
+    "torch_compile", "compile", "expandable_segments", "rms_norm_kernel",
+    "optimizer_cpu_offload", "optimizer_offload_fraction", "offload_optimizer",
 ))
 # fmt: on
 """Options that change the recipe; the others name kernels, data and tooling that are not priced."""
@@ -47,8 +58,10 @@ USED_OPTIONS = frozenset((
 def option_fields(case: Case, *, moe: bool, precision: str) -> Fields:
     """Fields of :class:`~shardwise.engine.recipe.Recipe` that the case's options decide."""
     options = case.options
+    pure = bool(re.search(_PURE_BF16, case.framework.name.lower()))
     fields: Fields = {
-        "cross_entropy_fusion": any(
+        "cross_entropy_fusion": bool(re.search(_FUSED_LOSS, case.framework.name.lower()))
+        or any(
             _on(options.get(name))
             for name in (
                 "cross_entropy_fusion",
@@ -58,11 +71,19 @@ def option_fields(case: Case, *, moe: bool, precision: str) -> Fields:
                 "cross_entropy_fusion_impl",
             )
         ),
+        "framework": recipe_framework(case),
+        "cross_entropy_fusion_impl": "linear" if "torchtune" in case.framework.name.lower() else "native",
+        "loss_parallel": not re.search(_GATHERED_LOGITS, case.framework.name.lower()),
+        "norm_fusion": _fused_norms(case),
+        "torch_compile": any(_on(options.get(name)) for name in ("torch_compile", "compile")),
+        "expandable_segments": _on(options.get("expandable_segments")),
         "cuda_graphs": _on(options.get("cuda_graph")) or _on(options.get("cuda_graphs")),
         "tp_comm_overlap": _on(options.get("tp_comm_overlap")) or _on(options.get("async_tp")),
         "attention_backend": _attention(case),
-        "main_grads_dtype": "bf16" if _bf16_gradients(case) else "fp32",
-        "optimizer_state_dtype": "bf16" if _bf16_moments(options) else "fp32",
+        "main_grads_dtype": "bf16" if pure or _bf16_gradients(case) else "fp32",
+        "main_params_dtype": "bf16" if pure else "fp32",
+        "optimizer_state_dtype": "bf16" if pure or _bf16_moments(options) else "fp32",
+        "optimizer_offload_fraction": _offloaded(options),
         **_data_parallel_overlap(case),
     }
     if options.get("overlap_p2p") is not None:
@@ -82,6 +103,21 @@ def option_fields(case: Case, *, moe: bool, precision: str) -> Fields:
             "moe_expert_capacity_factor": _capacity(options),
         }
     return fields
+
+
+def _offloaded(options: dict[str, Any]) -> float:
+    """Share of the optimizer on the host: as stated, all of it where only the switch is."""
+    stated = options.get("optimizer_offload_fraction")
+    if isinstance(stated, (int, float)) and not isinstance(stated, bool) and 0 <= stated <= 1:
+        return float(stated)
+    on = _on(options.get("optimizer_cpu_offload")) or options.get("offload_optimizer") == "cpu"
+    return 1.0 if on else 0.0
+
+
+def _fused_norms(case: Case) -> bool:
+    """As stated; silent: fused, but for Aleph Alpha, whose tables name the kernel where there is one."""
+    stated = case.options.get("rms_norm_kernel")
+    return _on(stated) if stated is not None else "aleph alpha" not in case.framework.name.lower()
 
 
 def _on(value: object) -> bool:

@@ -12,14 +12,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardwise.engine.cases.labels import recipe_framework
 from shardwise.engine.cases.reading import Case
+from shardwise.engine.model import Model
 
 
 def split_fields(
-    case: Case, layers: int, pp: int, vpp: int, assumptions: list[str]
+    case: Case, model: Model, pp: int, vpp: int, assumptions: list[str]
 ) -> tuple[dict[str, Any], int]:
     """Recipe fields of the split, none when every chunk has equally many layers; and the layers to price."""
-    chunks = pp * vpp
+    chunks, layers = pp * vpp, model.num_layers
+    if recipe_framework(case) == "nanotron" and pp > 1 and layers >= pp:
+        return _by_cost(model, pp), layers
     both = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
     if pp > 1 and case.options.get("embedding_and_loss_counted_as_layers"):
         return both, layers
@@ -42,3 +46,16 @@ def split_fields(
         f"{first} layers on the first and {last} on the last pipeline stage, {full} a middle chunk"
     )
     return {"num_layers_in_first_pipeline_stage": first, "num_layers_in_last_pipeline_stage": last}, layers
+
+
+def _by_cost(model: Model, pp: int) -> dict[str, Any]:
+    """nanotron's split: the next rank begins once the blocks before it cost its share of the whole, a
+    layer costing its matrices (attention taken as four squares) and the output head its own
+    (``models/base.py``, ``LlamaForTraining.get_block_compute_costs``)."""
+    width = model.num_attention_heads * model.kv_channels
+    layer = 4 * width * model.hidden_size + 3 * model.ffn_hidden_size * model.hidden_size
+    share = (model.num_layers * layer + model.vocab_size * model.hidden_size) / pp
+    first = min(-int(-share // layer), model.num_layers - pp + 1)
+    middle = (model.num_layers - first - 1) // (pp - 2) if pp > 2 else 0
+    last = model.num_layers - first - (pp - 2) * middle
+    return {"num_layers_in_first_pipeline_stage": first, "num_layers_in_last_pipeline_stage": last}

@@ -13,13 +13,13 @@ from shardwise.engine.frameworks.arguments import Arguments
 from shardwise.engine.frameworks.megatron_write import FP8
 from shardwise.engine.frameworks.patterns import parse_layout
 from shardwise.engine.model import Model
-from shardwise.engine.recipe import RECOMPUTE_MODULES
+from shardwise.engine.recipe import CROSS_ENTROPY_IMPLS, OPTIMIZERS, RECOMPUTE_MODULES, TRANSFORMER_IMPLS
 
 DECISIVE = (
     "hierarchical_context_parallel_sizes", "hybrid_context_parallel",
     "microbatch_group_size_per_virtual_pipeline_stage",
     "defer_embedding_wgrad_compute", "delay_wgrad_compute", "cpu_offloading", "cpu_offloading_num_layers",
-    "optimizer_cpu_offload", "fine_grained_activation_offloading", "distribute_saved_activations",
+    "fine_grained_activation_offloading", "distribute_saved_activations",
     "moe_shared_expert_overlap", "moe_pad_expert_input_to_capacity", "moe_layer_recompute", "moe_extended_tp",
     "decoder_pipeline_manual_split_list", "recompute_layer_ids", "patch_primus_pipeline", "patch_zero_bubble",
     "patch_moe_overlap", "use_tp_pp_dp_mapping", "tensor_parallel_num_weight_shards",
@@ -34,8 +34,8 @@ DECISIVE = (
 DERIVED = (
     "ckpt_format", "reuse_grad_buf_for_mxfp8_param_ag", "outer_dp_sharding_strategy", "moe_grouped_gemm",
     "moe_router_dtype", "cuda_graph_modules", "check_for_nan_in_loss_and_grad",
-    "make_vocab_size_divisible_by", "cross_entropy_fusion_impl", "use_flash_attn", "tokenizer_type",
-    "accumulate_allreduce_grads_in_fp32", "enable_primus_turbo", "transformer_impl", "apply_rope_fusion",
+    "make_vocab_size_divisible_by", "use_flash_attn", "tokenizer_type",
+    "accumulate_allreduce_grads_in_fp32", "enable_primus_turbo", "apply_rope_fusion",
     "hidden_dropout", "attention_dropout",
 )  # fmt: skip
 """Arguments whose effect other fields already carry, or that no projection depends on."""
@@ -243,9 +243,9 @@ class RecipeReader:
     def _optimizer(self) -> dict[str, Any]:
         args = self.args
         optimizer = args.word("optimizer") or "adam"
-        if optimizer not in ("adam", "sgd"):
+        if optimizer not in OPTIMIZERS:
             args.asked.discard("optimizer")
-            self.notes.append(f"optimizer = {optimizer}: adam or sgd are modelled; priced as adam")
+            self.notes.append(f"optimizer = {optimizer}: adam, sgd and muon are modelled; priced as adam")
             optimizer = "adam"
         aware = args.flag("use_precision_aware_optimizer")
         names = ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
@@ -255,18 +255,20 @@ class RecipeReader:
                 "main_grads_dtype, exp_avg_dtype: no effect without use_precision_aware_optimizer"
             )
             grads, moments = "fp32", ["fp32", "fp32"]
-        state = "fp32" if "fp32" in moments else "bf16"
+        state = "fp32" if "fp32" in moments else moments[0]
         if set(moments) != {state}:
             self.notes.append(f"exp_avg_dtype, exp_avg_sq_dtype = {', '.join(moments)}: priced as {state}")
         if args.flag("grad_reduce_in_bf16") or args.word("megatron_fsdp_main_grads_dtype") == "bf16":
             grads = "bf16"
         master = args.word("main_params_dtype")
-        if master not in (None, "fp32"):
-            self.notes.append(f"main_params_dtype = {master}: master weights are modelled in fp32 only")
+        offload = args.number("optimizer_offload_fraction")
+        on_host = args.flag("optimizer_cpu_offload")
         return {
             "optimizer": optimizer,
             "main_grads_dtype": "bf16" if grads == "bf16" else "fp32",
             "optimizer_state_dtype": state,
+            "main_params_dtype": "fp16" if master == "fp16" else "fp32",
+            "optimizer_offload_fraction": (1.0 if offload is None else offload) if on_host else 0.0,
         }
 
     def _recompute(self) -> dict[str, Any]:
@@ -340,5 +342,8 @@ class RecipeReader:
         return {
             "attention_backend": kind,
             "cross_entropy_fusion": args.flag("cross_entropy_loss_fusion"),
+            "cross_entropy_fusion_impl": args.word("cross_entropy_fusion_impl", CROSS_ENTROPY_IMPLS)
+            or "native",
+            "transformer_impl": args.word("transformer_impl", TRANSFORMER_IMPLS) or "transformer_engine",
             "cuda_graphs": graphs,
         }

@@ -167,11 +167,15 @@ def _precision(recipe: Recipe) -> Section:
     # Only the fused Adam of Transformer Engine keeps moments or main gradients below FP32.
     aware = recipe.optimizer == "adam" and recipe.dp_sharding != "none"
     low_grads = recipe.main_grads_dtype == "bf16"
-    low_state = recipe.optimizer_state_dtype == "bf16"
+    low_state = recipe.optimizer_state_dtype != "fp32" or recipe.main_params_dtype != "fp32"
+    if recipe.optimizer_offload_fraction:
+        args["optimizer_cpu_offload"] = True
+        args["optimizer_offload_fraction"] = recipe.optimizer_offload_fraction
     if aware and (low_state or low_grads):
         args["use_precision_aware_optimizer"] = True
         args["main_grads_dtype"] = recipe.main_grads_dtype
         args |= {
+            "main_params_dtype": recipe.main_params_dtype,
             "exp_avg_dtype": recipe.optimizer_state_dtype,
             "exp_avg_sq_dtype": recipe.optimizer_state_dtype,
         }
@@ -214,6 +218,10 @@ def _kernels(recipe: Recipe) -> Section:
         "attention_backend": recipe.attention_backend,
         "cross_entropy_loss_fusion": recipe.cross_entropy_fusion,
     }
+    if recipe.cross_entropy_fusion and recipe.cross_entropy_fusion_impl != "native":
+        args["cross_entropy_fusion_impl"] = recipe.cross_entropy_fusion_impl
+    if recipe.transformer_impl == "local":
+        args["transformer_impl"] = "local"
     if recipe.cuda_graphs:
         if recipe.recompute == "full":
             # Per-layer graphs and full recomputation exclude each other.

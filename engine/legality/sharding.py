@@ -53,12 +53,39 @@ def _explain_param_gather(r: Recipe) -> Fix:
 
 
 def _moments(table: Table) -> Bools:
-    return np.asarray(table.is_word("optimizer_state_dtype", "bf16") & ~table.is_word("optimizer", "adam"))
+    return np.asarray(~table.is_word("optimizer_state_dtype", "fp32") & ~table.is_word("optimizer", "adam"))
 
 
 def _explain_moments(r: Recipe) -> Fix:
-    what = f"optimizer_state_dtype=bf16 (precision-aware optimizer) needs optimizer=adam, not {r.optimizer}"
+    what = (
+        f"optimizer_state_dtype={r.optimizer_state_dtype} (precision-aware optimizer) needs optimizer=adam, "
+        f"not {r.optimizer}"
+    )
     return change(what, optimizer_state_dtype="fp32")
+
+
+def _no_master(table: Table) -> Bools:
+    megatron = table.is_word("framework", "megatron-core")
+    return np.asarray(megatron & table.is_word("main_params_dtype", "bf16"))
+
+
+def _explain_no_master(r: Recipe) -> Fix:
+    return change(
+        "main_params_dtype=bf16: megatron-core keeps FP32 or FP16 master weights", main_params_dtype="fp32"
+    )
+
+
+def _offload(table: Table) -> Bools:
+    possible = table.is_word("optimizer", "adam") & table.is_word("dp_sharding", "zero1", "zero2")
+    return np.asarray((table.optimizer_offload_fraction > 0) & ~possible)
+
+
+def _explain_offload(r: Recipe) -> Fix:
+    what = (
+        f"optimizer_offload_fraction={r.optimizer_offload_fraction} needs optimizer=adam and the distributed "
+        f"optimizer (dp_sharding zero1), not {r.optimizer} with {r.dp_sharding}"
+    )
+    return change(what, optimizer_offload_fraction=0.0)
 
 
 RULES = (
@@ -90,5 +117,19 @@ RULES = (
         ("optimizer_state_dtype", "optimizer"),
         _moments,
         _explain_moments,
+    ),
+    Rule(
+        "master-weights",
+        "megatron/core/optimizer/optimizer_config.py: main_params_dtype",
+        ("main_params_dtype", "framework"),
+        _no_master,
+        _explain_no_master,
+    ),
+    Rule(
+        "optimizer-offload",
+        "MC-109 megatron/training/arguments.py: optimizer_cpu_offload",
+        ("optimizer_offload_fraction", "optimizer", "dp_sharding"),
+        _offload,
+        _explain_offload,
     ),
 )

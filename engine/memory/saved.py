@@ -34,7 +34,10 @@ class Saved:
 
 def saved_tensors(low: Lowered, kind: LayerKind) -> list[Saved]:
     """What one layer of ``kind`` saves without recomputation."""
-    return [*_attention(low), *(_moe(low) if kind.moe else _mlp(low))]
+    # x.float() for its square and its scaling, and the 16-bit quotient for the weight's gradient.
+    upcast = np.where(low.table.norm_fusion, 0.0, 2 * (4.0 + HALF) * low.table.model.hidden_size)
+    norms = Saved("norms' FP32 intermediates", upcast * low.local_tokens, "layernorm")
+    return [norms, *_attention(low), *(_moe(low) if kind.moe else _mlp(low))]
 
 
 def layer_saved(low: Lowered, kind: LayerKind) -> tuple[Floats, Floats]:
@@ -126,6 +129,11 @@ def _expert_mlp(
     into = 2.0 if low.table.model.gated_linear_unit else 1.0
     activation = saved_input_bytes(low) * width * rows
     items = [Saved(f"{name} fc1 output", HALF * into * width * rows, module)]
+    if low.table.model.gated_linear_unit:
+        # silu(gate) * up as two operators: the product keeps silu(gate) too.
+        apart = low.table.is_word("framework", "torchtitan", "nanotron", "deepspeed", "pytorch")
+        kept = np.where(apart & ~low.table.torch_compile, HALF * width * rows, 0.0)
+        items.append(Saved(f"{name} gate activation", kept, module))
     if act_module is None:
         return [*items, Saved(f"{name} activation", activation, module)]
     # Either module drops the activation's output: split it so that each is counted once.

@@ -7,6 +7,7 @@ import numpy as np
 from shardwise.engine.lowering import Lowered
 from shardwise.engine.parameters import Parameters
 from shardwise.engine.precisions import HALF, saved_input_bytes
+from shardwise.engine.recipe import STATE_DTYPES
 from shardwise.engine.table import Bools, Floats, Table
 
 
@@ -36,10 +37,12 @@ def state_items(low: Lowered, parameters: Parameters) -> dict[str, Floats]:
     # Embeddings and output heads have no quantised copies.
     tables = parameters.tables / np.where(full, dense_shards, 1.0)
     plain = tables * (HALF - weight_bytes(low)[:, None])
+    # The host keeps the moments; the FP32 weights stay beside the gradients that they meet.
+    on_device = optimizer_bytes(table) - table.optimizer_offload_fraction * moment_bytes(table)
     return {
         "weights": sharded(full, weight_bytes(low)[:, None]) + plain,
-        "gradients": sharded(grads_too, gradient_bytes(table)[:, None]),
-        "optimizer": sharded(everywhere, optimizer_bytes(table)[:, None]),
+        "gradients": sharded(grads_too, held_gradient_bytes(table)[:, None]),
+        "optimizer": sharded(everywhere, on_device[:, None]),
     }
 
 
@@ -65,7 +68,36 @@ def gradient_bytes(table: Table) -> Floats:
     return np.where(table.is_word("main_grads_dtype", "fp32"), 4.0, 2.0)
 
 
+def held_gradient_bytes(table: Table) -> Floats:
+    """Bytes per parameter of all that holds gradients between two micro-batches (n,).
+
+    nanotron adds the 16-bit ``param.grad`` into an FP32 buffer of the whole model, ZeRO-1 or not
+    (``optim/gradient_accumulator.py``), and ``DistributedDataParallel``, which it wraps the model in
+    behind more than one replica, keeps flat buckets of all 16-bit gradients beside them.
+    """
+    nanotron = table.is_word("framework", "nanotron")
+    buckets = np.where(table.dp * table.cp > 1, HALF, 0.0)
+    return gradient_bytes(table) + np.where(nanotron, HALF + buckets, 0.0)
+
+
+_STATE_BYTES = np.asarray(
+    [{"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}[word] for word in STATE_DTYPES]
+)
+"""Bytes of one optimizer moment (``core/optimizer/optimizer_config.py``: ``exp_avg_dtype``)."""
+
+
 def optimizer_bytes(table: Table) -> Floats:
-    """Bytes per parameter of FP32 master weights and moments: 4 + 4 + 4 for Adam (n,)."""
-    moment = np.where(table.is_word("optimizer_state_dtype", "fp32"), 4.0, 2.0)
-    return 4.0 + moment * np.where(table.is_word("optimizer", "adam"), 2.0, 1.0)
+    """Bytes per parameter of master weights and moments (n,).
+
+    FP32 master weights beside 16-bit ones; with FSDP2 the sharded FP32 parameters are the master weights,
+    and with ``main_params_dtype`` ``bf16`` there are none.
+    """
+    half = np.where(table.is_word("main_params_dtype", "fp16"), HALF, 0.0)
+    return np.where(table.is_word("main_params_dtype", "fp32"), 4.0, half) + moment_bytes(table)
+
+
+def moment_bytes(table: Table) -> Floats:
+    """Bytes per parameter of the moments: two for Adam, one momentum for Muon and for SGD (Megatron's
+    ``sgd_momentum`` is 0.9) (n,)."""
+    moments = np.where(table.is_word("optimizer", "adam"), 2.0, 1.0)
+    return np.asarray(moments * _STATE_BYTES[table.optimizer_state_dtype])

@@ -24,15 +24,71 @@ def transient_peak(low: Lowered, saved: LayersSaved, parameters: Parameters) -> 
         # Under full recomputation a whole unit comes back; under selective what was dropped.
         again = np.where(full, everything * unit, everything - kept)
         working = np.maximum(working, again + _backward_buffers(low, kind))
-    fused = table.cross_entropy_fusion
-    # Logits in 16 bits and their FP32 copy, which becomes the softmax and the gradient in place, then
-    # cast to 16 bits; fused: the 16-bit gradient overwrites the logits. A multi-token-prediction layer's
-    # softmax waits for its backward while the main head runs.
-    waiting = low.table.model.mtp_num_layers * np.where(fused, HALF, 4.0)
-    logits = low.tokens * low.vocab * (np.where(fused, 4.0, 6.0) + waiting)
     in_layer, in_head, stay = _gathered(low, parameters)
-    head = np.where(low.last, (logits + in_head)[:, None], 0.0)
-    return np.asarray(np.maximum((working + in_layer)[:, None], head) + stay)
+    dummies = _dummy_gradients(low)
+    # The output head is no Transformer Engine module: its own placeholder lives as long as its backward.
+    of_head = np.where(dummies > 0, HALF * low.vocab * table.model.hidden_size, 0.0)
+    head = np.where(low.last, (logits_and_loss(low) + in_head + of_head)[:, None], 0.0)
+    return np.asarray(np.maximum((working + in_layer)[:, None], head) + stay + dummies[:, None])
+
+
+_MEGATRON_LOSS, _MEGATRON_FUSED_LOSS = 6.0, 4.0
+"""Bytes per logit. 16-bit logits and their FP32 copy, which becomes the softmax and the gradient in
+place (``tensor_parallel/cross_entropy.py``); fused: the 16-bit gradient overwrites the logits."""
+
+_TORCH_LOSS, _HELD_LOGITS = 12.0, 6.0
+"""``F.cross_entropy(logits.float())``: FP32 log-softmax kept for its backward, the loss's FP32 gradient
+by it, and the FP32 gradient of the logits (ATen ``nll_loss_backward``, ``_log_softmax_backward_data``).
+A training loop that does not delete them, as torchtitan's does, holds the logits and their FP32 copy."""
+
+_LINEAR_CHUNKS = 8
+"""Chunks in which a loss fused with the output head passes through the tokens (torchtune's default)."""
+
+_NANOTRON_LOSS, _NANOTRON_KEPT = 10.0, 4.0
+"""16-bit logits, their FP32 copy, and the FP32 softmax that ``_ShardedCrossEntropy`` saves
+(``parallel/tensor_parallel/functional.py``). The last micro-batch's FP32 logits outlive it."""
+
+
+def logits_and_loss(low: Lowered) -> Floats:
+    """Logits, loss and their gradients at their peak, of one micro-batch, all heads (n,)."""
+    table = low.table
+    several = table.num_microbatches > 1
+    # torchtitan compiles its loss with the model.
+    eager = table.is_word("framework", "torchtitan") & ~table.torch_compile
+    eager = eager | table.is_word("framework", "deepspeed", "pytorch")
+    held = np.where(table.is_word("framework", "pytorch"), _HELD_LOGITS, 0.0)
+    unfused = np.where(eager, _TORCH_LOSS + held, _MEGATRON_LOSS)
+    nanotron = _NANOTRON_LOSS + np.where(several, _NANOTRON_KEPT, 0.0)
+    unfused = np.where(table.is_word("framework", "nanotron"), nanotron, unfused)
+    fused = table.cross_entropy_fusion
+    of_fused = np.where(
+        table.is_word("cross_entropy_fusion_impl", "linear"),
+        _TORCH_LOSS / _LINEAR_CHUNKS,
+        _MEGATRON_FUSED_LOSS,
+    )
+    # A multi-token-prediction layer's softmax waits for its backward while the main head runs.
+    waiting = table.model.mtp_num_layers * np.where(fused, HALF, 4.0)
+    vocab = low.vocab * np.where(table.loss_parallel, 1, table.tp)
+    return np.asarray(low.tokens * vocab * (np.where(fused, of_fused, unfused) + waiting))
+
+
+def _dummy_gradients(low: Lowered) -> Floats:
+    """Placeholders that Transformer Engine returns for weight gradients it has added to the main gradients
+    itself: one cached 16-bit tensor per shape of weight (``get_dummy_wgrad``, ``module/base.py``) (n,)."""
+    table, model = low.table, low.table.model
+    size = np.zeros(len(table))
+    for kind in low.layers:
+        one = layer_dense(low, kind)
+        if kind.moe:
+            assert model.num_experts is not None
+            one = one + layer_expert(model, table) * table.ep / model.num_experts
+        size = np.maximum(size, one)
+    engine = table.is_word("framework", "megatron-core") & table.is_word(
+        "transformer_impl", "transformer_engine"
+    )
+    # FSDP reduces what backward returns.
+    engine = engine & ~table.is_word("dp_sharding", "fsdp", "hsdp")
+    return np.where(engine, HALF * size, 0.0)
 
 
 def _backward_buffers(low: Lowered, kind: LayerKind) -> Floats:

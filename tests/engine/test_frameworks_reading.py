@@ -199,9 +199,9 @@ def test_other_spellings(extra: str, field: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("extra", "word"),
     [
-        ("--optimizer-cpu-offload", "optimizer_cpu_offload"),
+        ("--cpu-offloading", "cpu_offloading"),
         ("--microbatch-group-size-per-virtual-pipeline-stage 8", "microbatch_group_size"),
-        ("--optimizer muon", "muon"),
+        ("--optimizer lion", "lion"),
         ("--cp-comm-type p2p a2a+p2p", "cp_comm_type"),
         (
             "--use-distributed-optimizer --num-distributed-optimizer-instances 2",

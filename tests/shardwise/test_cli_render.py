@@ -46,6 +46,8 @@ def memory_document(stages: int, peak: int) -> dict[str, Any]:
         "peak_bytes": rows[peak]["total"],
         "capacity_bytes": 288 * GIB,
         "peak_stage": peak,
+        "allocated_bytes": 6 * GIB,
+        "reserved_bytes": 7 * GIB,
         "stages": rows,
     }
 

@@ -69,7 +69,7 @@ FIELDS: tuple[FieldOption, ...] = (
         "word",
         "Whose modules run.",
         WHAT,
-        words=("megatron-core", "torchtitan", "nanotron", "deepspeed", "maxtext"),
+        words=("megatron-core", "torchtitan", "nanotron", "deepspeed", "maxtext", "pytorch"),
     ),
     FieldOption(
         "transformer_impl", "word", "Megatron's layers.", WHAT, words=("transformer_engine", "local")
@@ -109,7 +109,6 @@ FIELDS: tuple[FieldOption, ...] = (
         "With selective: comma-separated, e.g. core_attn,moe_act.",
         RECOMPUTE,
     ),
-    FieldOption("cpu_offloading_num_layers", "int", "Layers saved on the host.", RECOMPUTE),
     FieldOption(
         "precision",
         "word",
@@ -118,11 +117,10 @@ FIELDS: tuple[FieldOption, ...] = (
         words=("bf16", "fp16", "fp8-delayed", "fp8-tensorwise", "fp8-blockwise", "mxfp8", "nvfp4"),
     ),
     FieldOption("main_grads_dtype", "word", "Main gradients.", PRECISION, words=("fp32", "bf16")),
-    FieldOption("main_params_dtype", "word", "Master weights.", PRECISION, words=("fp32", "fp16")),
+    FieldOption("main_params_dtype", "word", "Master weights.", PRECISION, words=("fp32", "fp16", "bf16")),
     FieldOption(
         "optimizer_state_dtype", "word", "Adam moments.", PRECISION, words=("fp32", "bf16", "fp16", "fp8")
     ),
-    FieldOption("use_precision_aware_optimizer", "flag", "Optimizer states of any precision.", PRECISION),
     FieldOption("optimizer", "word", "Optimizer.", PRECISION, words=("adam", "sgd", "muon")),
     FieldOption("optimizer_offload_fraction", "float", "Share of it kept on the host.", PRECISION),
     FieldOption("fp8_param_gather", "flag", "Gather parameters in FP8.", PRECISION),
@@ -146,10 +144,10 @@ FIELDS: tuple[FieldOption, ...] = (
     FieldOption("moe_expert_capacity_factor", "float", "Unset: dropless.", OVERLAP),
     FieldOption("attention_backend", "word", "Attention kernel.", OVERLAP, words=("flash", "unfused")),
     FieldOption("moe_tokens_per_expert", "text", "Histogram, comma-separated.", OVERLAP),
-    FieldOption("hidden_dropout", "float", "Dropout of the residual stream.", OVERLAP),
-    FieldOption("attention_dropout", "float", "Dropout of attention scores.", OVERLAP),
     FieldOption("cross_entropy_fusion", "flag", "Fused cross-entropy.", OVERLAP),
     FieldOption("cross_entropy_fusion_impl", "word", "Which.", OVERLAP, words=("native", "te", "linear")),
+    FieldOption("loss_parallel", "flag", "Loss over logits sharded by tp.", OVERLAP),
+    FieldOption("norm_fusion", "flag", "Norms as one kernel.", OVERLAP),
     FieldOption("cuda_graphs", "flag", "CUDA / HIP graphs.", OVERLAP),
     FieldOption("torch_compile", "flag", "torch.compile of the layers.", OVERLAP),
     FieldOption("expandable_segments", "flag", "Allocator with expandable segments.", OVERLAP),

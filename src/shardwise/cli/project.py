@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
 from shardwise.cli.groups import add
@@ -43,20 +45,24 @@ def project(given: Given, json_: JsonFlag = False) -> None:
 def memory(given: Given, json_: JsonFlag = False) -> None:
     """Does one recipe fit? Memory per stage and item.
 
-    Exits 1 when the recipe is illegal or does not fit.
+    Where it does not fit with a margin, it says by how much, what to change first and the fewest GPUs that
+    would do. Exits 1 when the recipe is illegal or does not fit.
     """
     from shardwise.cli.inputs import read
     from shardwise.engine import legality
     from shardwise.engine import memory as engine
+    from shardwise.engine.memory.advice import advise
     from shardwise.engine.recipe_io import dump_recipe
 
     recipe = read(given)
     broken = legality.check(recipe)
-    document = (
+    document: dict[str, Any] = (
         {"verdict": None, "legal": False, "violations": [violation.as_json() for violation in broken]}
         if broken
         else engine.report(recipe).as_json()
     )
+    if not broken and document["verdict"] != "fits":
+        document["advice"] = advise(recipe).as_json()
     if json_:
         emit_json(document)
     else:

@@ -23,6 +23,8 @@ _HEADS = {
     "communication": "comm",
     "overhead": "other",
 }
+_LEVERS = 6
+"""Changes shown, those that save most first."""
 _SHOWN = 8
 """Stages shown before the middle is left out."""
 
@@ -64,7 +66,46 @@ def stage_table(memory: Mapping[str, Any]) -> Table:
 def memory(document: Mapping[str, Any], *, head: RenderableType | None = None) -> Group:
     """The whole answer of ``shardwise memory``."""
     parts: list[RenderableType] = [head, Text()] if head is not None else []
-    return Group(*parts, verdict_line(document), Text(), stage_table(document))
+    parts += [verdict_line(document), three_numbers(document), Text(), stage_table(document)]
+    if document.get("advice"):
+        parts.append(advice(document["advice"]))
+    return Group(*parts)
+
+
+def three_numbers(memory: Mapping[str, Any]) -> Text:
+    """What torch counts and what the device counts, of the fullest GPU."""
+    return Text(
+        f"  allocated {gib(memory['allocated_bytes'])} (tensors), reserved {gib(memory['reserved_bytes'])} "
+        f"(with the allocator's slack), device {gib(memory['peak_bytes'])}"
+    )
+
+
+def advice(told: Mapping[str, Any]) -> Group:
+    """By how much it is too large, what to cut, and the fewest GPUs."""
+    over = f"{gib(told['over_bytes'])} above what may be filled; " if told["over_bytes"] else ""
+    table = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
+    for lever in told["levers"][:_LEVERS]:
+        table.add_row(
+            changed(lever["changes"]),
+            f"-{gib(lever['saved_bytes'])}",
+            gib(lever["peak_bytes"]),
+            lever["verdict"],
+        )
+    parts: list[RenderableType] = [Text(f"{over}cut first: {told['largest_item']}", style="bold"), table]
+    fewest = told["fewest_gpus"]
+    if fewest:
+        how = changed(fewest["changes"]) or "as it is"
+        parts.append(Text(f"\nfewest GPUs: {fewest['gpus']} ({how}), {gib(fewest['peak_bytes'])}"))
+    elif told["over_bytes"]:
+        parts.append(Text("\nfewest GPUs: none found; the layers themselves are too large"))
+    return Group(*parts)
+
+
+def changed(fields: Mapping[str, Any]) -> str:
+    """``tp=2 recompute=full``; what is unset or follows from the rest is left out."""
+    implied = ("sequence_parallel", "recompute_method", "recompute_num_layers")
+    shown = {k: v for k, v in fields.items() if v not in (None, (), [], False) and k not in implied}
+    return " ".join(f"{k}={','.join(v) if isinstance(v, (list, tuple)) else v}" for k, v in shown.items())
 
 
 def _ends(stages: list[Any], peak: int) -> list[Any]:

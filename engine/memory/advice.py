@@ -1,0 +1,180 @@
+"""What to do about a recipe that does not fit: by how much, what to cut first, the fewest GPUs.
+
+Every lever is a legal recipe that the same formulas judge again; nothing here is a rule of thumb.
+Virtual pipeline stages are no lever: they keep more micro-batches in flight, never fewer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shardwise.engine.legality import check
+from shardwise.engine.memory.table import memory_table, report
+from shardwise.engine.memory.verdict import usable_bytes
+from shardwise.engine.recipe import PIPELINE_SPLIT, Recipe
+from shardwise.engine.results import DEFAULT_MARGIN, MemoryReport, Verdict
+from shardwise.engine.space import default_axes, legal_space
+
+MOST_GPUS = 16_384
+"""Where the search for enough GPUs ends."""
+_SEARCHED = ("tp", "pp", "pipeline_split", "cp", "ep", "dp_sharding")
+_CHUNK_ROWS = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Lever:
+    """One change, and what the fullest stage needs with it."""
+
+    changes: dict[str, Any]
+    peak_bytes: int
+    saved_bytes: int
+    verdict: Verdict
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "changes": self.changes,
+            "peak_bytes": self.peak_bytes,
+            "saved_bytes": self.saved_bytes,
+            "verdict": self.verdict,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class FewestGpus:
+    """The smallest cluster of the same GPUs that holds the model, with the recipe's own other choices."""
+
+    gpus: int
+    changes: dict[str, Any]
+    peak_bytes: int
+
+    def as_json(self) -> dict[str, Any]:
+        return {"gpus": self.gpus, "changes": self.changes, "peak_bytes": self.peak_bytes}
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What would make a recipe fit, the most bytes first."""
+
+    over_bytes: int
+    """How far the peak is above what may be filled (capacity less margin); 0 when it is not."""
+    largest_item: str
+    """Item of the fullest stage to cut first."""
+    levers: tuple[Lever, ...]
+    fewest_gpus: FewestGpus | None
+    """None when ``MOST_GPUS`` are not enough, or when the recipe fits as it is."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "over_bytes": self.over_bytes,
+            "largest_item": self.largest_item,
+            "levers": [lever.as_json() for lever in self.levers],
+            "fewest_gpus": self.fewest_gpus.as_json() if self.fewest_gpus else None,
+        }
+
+
+def advise(recipe: Recipe, margin: float = DEFAULT_MARGIN) -> Advice:
+    """Advice on one legal recipe. Without a shortage the levers are still told, the GPUs are not searched."""
+    now = report(recipe)
+    usable = usable_bytes(now.capacity_bytes, margin)
+    over = max(int(np.ceil(now.peak_bytes - usable)), 0)
+    items = next(stage for stage in now.stages if stage.stage == now.peak_stage).items
+    levers = sorted(_levers(recipe, now), key=lambda lever: -lever.saved_bytes)
+    return Advice(
+        over_bytes=over,
+        largest_item=max(items, key=lambda name: items[name]),
+        levers=tuple(levers),
+        fewest_gpus=fewest_gpus(recipe, margin) if over else None,
+    )
+
+
+def fewest_gpus(recipe: Recipe, margin: float = DEFAULT_MARGIN) -> FewestGpus | None:
+    """The fewest GPUs, in powers of two, on which tensor, pipeline, context and expert parallelism and
+    sharding of the optimizer make the recipe fit; the global batch grows where a replica each needs it."""
+    node, count = recipe.cluster.gpus_per_node, 1
+    while count <= MOST_GPUS:
+        if count < node or count % node == 0:
+            found = _fitting(recipe, max(count // node, 1), min(count, node), margin)
+            if found is not None:
+                return found
+        count *= 2
+    return None
+
+
+def _fitting(recipe: Recipe, nodes: int, per_node: int, margin: float) -> FewestGpus | None:
+    world = nodes * per_node
+    # A multiple of every data parallel size, near the recipe's own.
+    batch = recipe.mbs * world * max(round(recipe.gbs / (recipe.mbs * world)), 1)
+    plain = {
+        **dict.fromkeys(("tp", "pp", "vpp", "cp", "ep", "etp"), 1),
+        **{name: Recipe.model_fields[name].default for name in PIPELINE_SPLIT},
+        **dict.fromkeys(("sequence_parallel", "tp_comm_overlap", "overlap_moe_expert_parallel_comm"), False),
+        "dp_shard_size": None,
+        "gbs": batch,
+    }
+    cluster = recipe.cluster.with_(num_nodes=nodes, gpus_per_node=per_node)
+    base = recipe.with_(cluster=cluster, **plain)
+    space = legal_space(base, default_axes(base, names=_SEARCHED))
+    best: tuple[int, float, int] | None = None
+    for start in range(0, len(space), _CHUNK_ROWS):
+        part = space.take(np.arange(start, min(start + _CHUNK_ROWS, len(space))))
+        peaks = memory_table(part).peak_bytes
+        for row in np.flatnonzero(peaks <= usable_bytes(cluster.gpu.memory_bytes, margin)):
+            # The most replicas: least of the model's own communication.
+            candidate = (-int(part.dp[row]), float(peaks[row]), start + int(row))
+            best = candidate if best is None else min(best, candidate)
+    if best is None:
+        return None
+    chosen = space.recipe(best[2])
+    names = ("tp", "pp", *PIPELINE_SPLIT, "cp", "ep", "etp", "dp_sharding", "gbs")
+    changes = {
+        name: getattr(chosen, name) for name in names if getattr(chosen, name) != getattr(recipe, name)
+    }
+    return FewestGpus(world, changes, int(best[1]))
+
+
+def _levers(recipe: Recipe, now: MemoryReport) -> Iterator[Lever]:
+    for changes in _changes(recipe):
+        changed = recipe.with_(**changes)
+        if check(changed):
+            continue
+        then = report(changed)
+        saved = now.peak_bytes - then.peak_bytes
+        if saved > 0:
+            yield Lever(changes, then.peak_bytes, saved, then.verdict)
+
+
+def _changes(r: Recipe) -> Iterator[dict[str, Any]]:
+    """One step along each way of saving memory."""
+    if r.mbs > 1 and r.mbs % 2 == 0:
+        yield {"mbs": r.mbs // 2}
+    wider: dict[str, Any] = {"tp": r.tp * 2, "sequence_parallel": True}
+    yield {**wider, "etp": r.tp * 2} if r.model.is_moe and r.etp == r.tp > 1 else wider
+    split = r.num_layers_in_first_pipeline_stage or r.num_layers_in_last_pipeline_stage
+    if not split:
+        yield {"pp": r.pp * 2}
+    yield {"cp": r.cp * 2}
+    if r.model.is_moe:
+        yield {"ep": r.ep * 2}
+    none: dict[str, Any] = {"recompute_method": None, "recompute_num_layers": None, "recompute_modules": ()}
+    if r.recompute != "full":
+        yield {**none, "recompute": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    if r.recompute == "none":
+        for module in ("layernorm", "moe_act", "mlp", "moe", "mla_up_proj", "core_attn"):
+            yield {**none, "recompute": "selective", "recompute_modules": (module,)}
+    sharding = ["none", "zero1", "fsdp"]
+    if r.dp_sharding in sharding[:2]:
+        yield {"dp_sharding": sharding[sharding.index(r.dp_sharding) + 1]}
+    if not r.cross_entropy_fusion:
+        yield {"cross_entropy_fusion": True}
+    if r.main_grads_dtype == "fp32":
+        yield {"main_grads_dtype": "bf16"}
+    if r.optimizer_state_dtype == "fp32":
+        yield {"optimizer_state_dtype": "bf16"}
+    if r.optimizer_offload_fraction < 1:
+        yield {"optimizer_offload_fraction": 1.0}
+    if not r.expandable_segments:
+        yield {"expandable_segments": True}
