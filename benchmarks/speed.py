@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.engine.memory import memory_table
 from shardwise.engine.projection import project, project_table
 from shardwise.engine.recipe_io import load_recipe
 from shardwise.engine.space import default_axes, legal_space
 from shardwise.engine.table import Table
+from shardwise.memory_filter import filter_table
 
 RECIPE = {
     "model": "mixtral-8x22b",
@@ -72,7 +72,7 @@ def engine_figures(rows: int) -> dict[str, Any]:
     single = timed(lambda: project(recipe), repeat=100)
     table = sample(rows)
     projected = timed(lambda: [project_table(part) for part in chunks(table)], repeat=1)
-    verdicts = timed(lambda: [memory_table(part) for part in chunks(table)], repeat=1)
+    verdicts = timed(lambda: filter_table(table), repeat=3)
     return {
         "projection_ms": 1e3 * single,
         "table_rows": rows,

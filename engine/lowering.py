@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from shardwise.engine.model import Model
-from shardwise.engine.pipeline_layout import layer_range, representative_stages
+from shardwise.engine.pipeline_layout import distinct_layouts, layer_range, representative_stages
 from shardwise.engine.table import Bools, Floats, Ints, Table
 
 
@@ -56,15 +56,8 @@ def lower(table: Table, stages: Ints | None = None) -> Lowered:
     model = table.model
     tokens = table.mbs * table.seq_len / table.cp
     local = np.where(table.sequence_parallel, tokens / table.tp, tokens)
-    which = representative_stages(table) if stages is None else stages
+    which, layers = _layers_of_stages(table) if stages is None else (stages, _layers(table, stages))
     last = which == (table.pp - 1)[:, None]
-    layers: dict[LayerKind, Floats] = {}
-    counts = _cumulative(model)
-    spans = [layer_range(table, which, chunk) for chunk in range(int(table.vpp.max()))]
-    for kind, cumulative in counts.items():
-        layers[kind] = sum(
-            (cumulative[end] - cumulative[start] for start, end in spans), np.zeros(which.shape)
-        )
     if model.mtp_num_layers:
         kind = LayerKind(windowed=model.windowed_layers[-1], moe=model.moe_layers[-1])
         layers[kind] = layers[kind] + np.where(last, model.mtp_num_layers, 0)
@@ -81,6 +74,23 @@ def lower(table: Table, stages: Ints | None = None) -> Lowered:
         first=which == 0,
         last=last,
     )
+
+
+def _layers_of_stages(table: Table) -> tuple[Ints, dict[LayerKind, Floats]]:
+    """The stages that surely contain the worst one, and their layers: once per distinct layout."""
+    rows, inverse = distinct_layouts(table)
+    few = table.take(rows)
+    which = representative_stages(few)
+    return which[inverse], {kind: count[inverse] for kind, count in _layers(few, which).items()}
+
+
+def _layers(table: Table, stages: Ints) -> dict[LayerKind, Floats]:
+    """Decoder layers of each kind in each of ``stages`` (n, S)."""
+    spans = [layer_range(table, stages, chunk) for chunk in range(int(table.vpp.max(initial=1)))]
+    return {
+        kind: sum((cumulative[end] - cumulative[start] for start, end in spans), np.zeros(stages.shape))
+        for kind, cumulative in _cumulative(table.model).items()
+    }
 
 
 def padded_vocab(model: Model, tp: Ints) -> Ints:

@@ -77,7 +77,7 @@ def representative_stages(table: Table) -> Ints:
     """
     if not len(table):
         return np.zeros((0, 1), dtype=np.int64)
-    rows, inverse = _distinct_layouts(table)
+    rows, inverse = distinct_layouts(table)
     layouts = table.take(rows)
     stages = all_stages(layouts)
     kinds = _stage_kinds(layouts, stages)
@@ -170,7 +170,11 @@ def _chunks(table: Table) -> _Chunks:
     )
 
 
-def _distinct_layouts(table: Table) -> tuple[Ints, Ints]:
+_LARGEST_KEY = 1 << 40
+"""Above this, codes are made small again before another column joins them: far from overflow."""
+
+
+def distinct_layouts(table: Table) -> tuple[Ints, Ints]:
     """One row per distinct layout, and for each row of the table the position of its layout."""
     columns = (
         table.pp,
@@ -180,9 +184,12 @@ def _distinct_layouts(table: Table) -> tuple[Ints, Ints]:
         table.account_for_embedding_in_pipeline_split.astype(np.int64),
         table.account_for_loss_in_pipeline_split.astype(np.int64),
     )
-    key = np.zeros(len(table), dtype=np.int64)
+    key, size = np.zeros(len(table), dtype=np.int64), 1
     for column in columns:
-        key = _refine(key, column)
+        low, span = int(column.min()), int(column.max() - column.min()) + 1
+        if size * span > _LARGEST_KEY:
+            key, size = np.unique(key, return_inverse=True)[1].reshape(-1), len(table)
+        key, size = key * span + (column - low), size * span
     _, rows, inverse = np.unique(key, return_index=True, return_inverse=True)
     return np.asarray(rows, dtype=np.int64), np.asarray(inverse.reshape(-1), dtype=np.int64)
 

@@ -64,24 +64,39 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     over rows with a verdict: ``caught`` ran out of memory and do not ``fit``, ``false_alarms`` ran and
     are called out of memory. Figures over nothing are null.
     """
-    judged = [row for row in rows if row.verdict is not None]
-    failed = [row for row in judged if row.out_of_memory]
-    ran = [row for row in judged if not row.out_of_memory]
-    memory = [abs(row.memory_error_pct) for row in rows if row.memory_error_pct is not None]
     statuses = dict.fromkeys(("ok", "illegal", "unsupported", "error"), 0)
     for row in rows:
         statuses[row.status] += 1
     return {
         **throughput(rows),
         "statuses": statuses,
-        "memory": {"n": len(memory), "median_abs_error_pct": _median(memory)},
-        "oom": {
-            "n": len(failed),
-            "caught": sum(row.verdict != "fits" for row in failed),
-            "ran": len(ran),
-            "false_alarms": sum(row.verdict == "out of memory" for row in ran),
-        },
+        "memory": memory(rows),
+        "oom": out_of_memory(rows),
         "by_group": _by_group(rows),
+    }
+
+
+def memory(rows: Sequence[Row]) -> dict[str, Any]:
+    """Errors of the peak memory of rows that ran and state one, in percent; null where none does."""
+    errors = np.asarray([row.memory_error_pct for row in rows if row.memory_error_pct is not None])
+    return {
+        "n": int(errors.size),
+        "median_abs_error_pct": _median(np.abs(errors)),
+        "p90_abs_error_pct": float(np.percentile(np.abs(errors), 90)) if errors.size else None,
+        "bias_pct": _median(errors),
+    }
+
+
+def out_of_memory(rows: Sequence[Row]) -> dict[str, int]:
+    """How the verdicts sort rows that ran out of memory from rows that ran."""
+    judged = [row for row in rows if row.verdict is not None]
+    failed = [row for row in judged if row.out_of_memory]
+    ran = [row for row in judged if not row.out_of_memory]
+    return {
+        "n": len(failed),
+        "caught": sum(row.verdict != "fits" for row in failed),
+        "ran": len(ran),
+        "false_alarms": sum(row.verdict == "out of memory" for row in ran),
     }
 
 
@@ -108,7 +123,14 @@ def _by_group(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
         members: dict[str, list[Row]] = {}
         for row in rows:
             members.setdefault(row.groups.get(name, "unknown"), []).append(row)
-        found[name] = {value: throughput(members[value]) for value in sorted(members)}
+        found[name] = {
+            value: {
+                **throughput(members[value]),
+                "memory": memory(members[value]),
+                "oom": out_of_memory(members[value]),
+            }
+            for value in sorted(members)
+        }
     return found
 
 

@@ -7,7 +7,9 @@ The margin covers what the analysis cannot know (fragmentation of the day, a lib
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import overload
 
@@ -22,6 +24,9 @@ from shardwise.engine.units import GIB
 
 CHUNK_ROWS = 16_384
 """Rows analysed at a time, so that the intermediate arrays stay in the cache."""
+
+
+_THREADS = os.cpu_count() or 1
 
 
 class Reasons(Sequence["str | None"]):
@@ -94,7 +99,8 @@ def filter_table(table: Table, margin: float = DEFAULT_MARGIN) -> FilterResult:
     n = len(table)
     peak, largest = np.zeros(n), np.zeros(n)
     stage, item = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
-    for start in range(0, n, CHUNK_ROWS):
+
+    def judge(start: int) -> None:
         rows = slice(start, min(start + CHUNK_ROWS, n))
         memory = memory_table(table.take(np.arange(rows.start, rows.stop)))
         worst = memory.total.argmax(axis=1)[:, None]
@@ -103,6 +109,11 @@ def filter_table(table: Table, margin: float = DEFAULT_MARGIN) -> FilterResult:
         stage[rows] = memory.peak_stage
         item[rows] = items.argmax(axis=0)
         largest[rows] = items.max(axis=0)
+
+    starts = range(0, n, CHUNK_ROWS)
+    # NumPy lets go of the interpreter inside its loops, so threads share the chunks; each has its own rows.
+    with ThreadPoolExecutor(max(min(_THREADS, len(starts)), 1)) as pool:
+        list(pool.map(judge, starts))
     capacity = table.cluster.gpu.memory_bytes
     keep = peak <= usable_bytes(capacity, margin)
     return FilterResult(keep, peak, capacity, margin, stage, item, largest)

@@ -168,7 +168,10 @@ def test_summary_statistics() -> None:
     assert total["p90_abs_error_pct"] == pytest.approx(28.0)
     assert (total["max_abs_error_pct"], total["bias_pct"]) == (30.0, 10.0)
     assert total["interval80_coverage"] == pytest.approx(2 / 3)
-    assert total["memory"] == {"n": 2, "median_abs_error_pct": 6.0}
+    assert total["memory"] == {
+        "n": 2, "median_abs_error_pct": 6.0, "p90_abs_error_pct": pytest.approx(7.6), "bias_pct": -2.0,
+    }  # fmt: skip
+    assert total["by_group"]["kind"]["moe"]["oom"] == {"n": 2, "caught": 1, "ran": 1, "false_alarms": 1}
     assert total["oom"] == {"n": 2, "caught": 1, "ran": 3, "false_alarms": 1}
     assert total["by_group"]["kind"]["dense"]["median_abs_error_pct"] == 20.0
     assert summary([])["median_abs_error_pct"] is None

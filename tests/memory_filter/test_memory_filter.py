@@ -56,6 +56,20 @@ def test_peaks_are_those_of_every_stage_looked_at(table: Table, result: FilterRe
     np.testing.assert_array_equal(result.peak_stage[rows], everywhere.peak_stage)
 
 
+@pytest.mark.parametrize("base", BASES, ids=lambda base: str(base["model"]))
+def test_ten_thousand_recipes_are_judged_as_one_by_one(base: dict[str, object]) -> None:
+    """The verdict over a table is the single projection's, for 2,500 random recipes of each model."""
+    start = load_recipe(base)
+    space = legal_space(start, default_axes(start))
+    picked = space.take(np.random.default_rng(11).choice(len(space), size=2500, replace=False))
+    found = filter_table(picked)
+    for row in range(len(picked)):
+        alone = memory_report(picked.recipe(row))
+        assert alone.peak_bytes == int(found.peak_bytes[row])
+        assert alone.peak_stage == found.peak_stage[row]
+        assert found.keep[row] == (alone.peak_bytes <= found.usable_bytes) == (found.reason(row) is None)
+
+
 def test_the_rule_is_peak_against_capacity_less_margin(table: Table, result: FilterResult) -> None:
     assert result.margin == DEFAULT_MARGIN
     assert result.capacity_bytes == table.cluster.gpu.memory_bytes

@@ -254,7 +254,7 @@ def test_validation_counts_what_was_not_scored() -> None:
         "scored": 1,
         **figures,
         "interval80_coverage": 1.0,
-        "memory": {"n": 0, "median_abs_error_pct": None},
+        "memory": {"n": 0, "median_abs_error_pct": None, "p90_abs_error_pct": None, "bias_pct": None},
         "oom": {"n": 0, "caught": 0, "ran": 1, "false_alarms": 0},
         "by_group": {"gpu": {"h100": {"n": 2, "scored": 1, **figures}}},
     }

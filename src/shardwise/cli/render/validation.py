@@ -24,6 +24,8 @@ def validation(document: Mapping[str, Any], *, worst: int = 8) -> Group:
     groups = document["summary"].get("by_group") or {}
     if groups:
         parts += [Text(), _groups(groups)]
+        if document["summary"]["memory"]["n"] or document["summary"]["oom"]["n"]:
+            parts += [Text(), _memory_groups(groups["framework"])]
     scored = [case for case in document["cases"] if case.get("error_pct") is not None]
     if scored and worst > 0:
         parts += [Text(), _worst(sorted(scored, key=lambda case: -abs(case["error_pct"]))[:worst])]
@@ -52,7 +54,12 @@ def _summary(summary: Mapping[str, Any]) -> Table:
     )
     table.add_row("80% interval", f"held {percent(summary['interval80_coverage'])} of the measured values")
     memory = summary["memory"]
-    table.add_row("memory error", f"median {_pct(memory['median_abs_error_pct'])} over {memory['n']} cases")
+    table.add_row(
+        "memory error",
+        f"median {_pct(memory['median_abs_error_pct'])}, "
+        f"90th percentile {_pct(memory['p90_abs_error_pct'])}, "
+        f"bias {signed_percent(memory['bias_pct'])} over {memory['n']} cases",
+    )
     oom = summary["oom"]
     table.add_row(
         "out of memory",
@@ -77,6 +84,27 @@ def _groups(groups: Mapping[str, Any]) -> Table:
                     _pct(row["p90_abs_error_pct"]),
                     signed_percent(row["bias_pct"]),
                 )
+    return table
+
+
+def _memory_groups(frameworks: Mapping[str, Any]) -> Table:
+    """Frameworks with a measured peak or a run out of memory: memory depends on whose modules run."""
+    table = Table(box=box.SIMPLE_HEAD, title="Memory", title_justify="left", title_style="bold")
+    table.add_column("framework", overflow="fold")
+    for head in ("peaks", "median error", "p90", "bias", "out of memory", "false alarms"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for name, row in frameworks.items():
+        memory, oom = row["memory"], row["oom"]
+        if memory["n"] or oom["n"]:
+            table.add_row(
+                name,
+                str(memory["n"]),
+                _pct(memory["median_abs_error_pct"]),
+                _pct(memory["p90_abs_error_pct"]),
+                signed_percent(memory["bias_pct"]),
+                f"{oom['caught']} of {oom['n']}",
+                f"{oom['false_alarms']} of {oom['ran']}",
+            )
     return table
 
 
