@@ -34,8 +34,9 @@ class Saved:
 
 def saved_tensors(low: Lowered, kind: LayerKind) -> list[Saved]:
     """What one layer of ``kind`` saves without recomputation."""
-    # x.float() for its square and its scaling, and the 16-bit quotient for the weight's gradient.
-    upcast = np.where(low.table.norm_fusion, 0.0, 2 * (4.0 + HALF) * low.table.model.hidden_size)
+    # x.float(), for its square and its scaling; the 16-bit quotient, for the weight's gradient, takes the
+    # place of the input that a fused norm keeps.
+    upcast = np.where(low.table.norm_fusion, 0.0, 2 * 4.0 * low.table.model.hidden_size)
     norms = Saved("norms' FP32 intermediates", upcast * low.local_tokens, "layernorm")
     return [norms, *_attention(low), *(_moe(low) if kind.moe else _mlp(low))]
 
