@@ -32,7 +32,7 @@ def matmul_parameters(model: Model) -> float:
     if moe:
         assert model.num_experts and model.moe_ffn_hidden_size
         width = model.moe_router_topk * model.moe_ffn_hidden_size + model.moe_shared_expert_intermediate_size
-        mlp_of_moe = into * h * width + h * model.num_experts
+        mlp_of_moe = into * h * width + h * (model.num_experts + model.moe_shared_expert_gate)
         total += moe * mlp_of_moe
     total += h * model.vocab_size
     mtp = mlp_of_moe if moe else into * h * model.ffn_hidden_size

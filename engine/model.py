@@ -57,6 +57,8 @@ class Model(Spec):
     """Width of one routed expert."""
     moe_shared_expert_intermediate_size: int = Field(default=0, ge=0)
     """Width of all shared experts together; 0 when there are none."""
+    moe_shared_expert_gate: bool = False
+    """A sigmoid gate on the shared experts' output (Qwen2-MoE)."""
     num_dense_layers: int = Field(default=0, ge=0)
     """Leading dense layers of a MoE model (``first_k_dense_replace``)."""
     moe_layer_freq: PositiveInt = 1

@@ -65,7 +65,7 @@ def layer_dense(low: Lowered, kind: LayerKind) -> Floats:
     if not kind.moe:
         return total + _mlp(model, model.ffn_hidden_size) / tp + (h if model.add_bias_linear else 0)
     assert model.num_experts is not None
-    shared = _mlp(model, model.moe_shared_expert_intermediate_size) / tp
+    shared = _mlp(model, model.moe_shared_expert_intermediate_size) / tp + h * model.moe_shared_expert_gate
     return np.asarray(total + shared + _router(model))
 
 
@@ -146,6 +146,7 @@ def _count(model: Model, *, active: bool) -> int:
         total += moe * (
             experts * (_mlp(model, model.moe_ffn_hidden_size) + (h if model.add_bias_linear else 0))
             + _mlp(model, model.moe_shared_expert_intermediate_size)
+            + h * model.moe_shared_expert_gate
             + _router(model)
         )
     tables = 1 if model.share_embeddings_and_output_weights else 2

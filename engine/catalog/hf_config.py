@@ -177,7 +177,10 @@ def _common(config: _Config, kind: str) -> dict[str, Any]:
 def _window(config: _Config, kind: str, layers: int) -> dict[str, Any]:
     if config.data.get("sliding_window") is None:
         return {}
-    window = config.size("sliding_window")
+    # A configuration that transformers wrote says 0 where the window is off.
+    window = config.size("sliding_window", low=0)
+    if not window:
+        return {}
     if kind in ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe") and not config.flag("use_sliding_window", False):
         return {}
     types = config.words("layer_types")
@@ -226,6 +229,7 @@ def _moe(config: _Config, kind: str) -> dict[str, Any]:
         "moe_router_topk": config.size("num_experts_per_tok", "experts_per_token"),
         "moe_ffn_hidden_size": width,
         "moe_shared_expert_intermediate_size": shared,
+        "moe_shared_expert_gate": kind == "qwen2_moe",
         "num_dense_layers": dense,
         "moe_layer_freq": every,
         "mtp_num_layers": config.size("num_nextn_predict_layers", default=0, low=0),

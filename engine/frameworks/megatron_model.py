@@ -156,6 +156,7 @@ def _experts(args: Arguments, fields: dict[str, Any], *, complete: bool, base: M
         fields["moe_ffn_hidden_size"] = fields.get("ffn_hidden_size")
     if args.given("moe_shared_expert_intermediate_size"):
         fields["moe_shared_expert_intermediate_size"] = args.integer("moe_shared_expert_intermediate_size")
+        fields["moe_shared_expert_gate"] = args.flag("moe_shared_expert_gate")
     layers = fields.get("num_layers") or (base.num_layers if base else None)
     if layers and (complete or args.given("moe_layer_freq")):
         pair = moe_layer_fields(parse_moe_layers(args.get("moe_layer_freq"), layers))

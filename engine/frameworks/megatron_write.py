@@ -101,6 +101,8 @@ def model_arguments(model: Model) -> Section:
         }
         if model.moe_shared_expert_intermediate_size:
             args["moe_shared_expert_intermediate_size"] = model.moe_shared_expert_intermediate_size
+            if model.moe_shared_expert_gate:
+                args["moe_shared_expert_gate"] = True
     if model.mtp_num_layers:
         args["mtp_num_layers"] = model.mtp_num_layers
     return {key: value for key, value in args.items() if value is not None}

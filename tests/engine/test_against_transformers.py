@@ -40,6 +40,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 64},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3_moe": {"head_dim": 64, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128},
+    "qwen2_moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128},
     "gpt_oss": {"head_dim": 64, "num_local_experts": 4, "num_experts_per_tok": 2},
     "deepseek_v2": {**_MLA, "q_lora_rank": None},
     "deepseek_v3": {**_MLA, "q_lora_rank": 96},
