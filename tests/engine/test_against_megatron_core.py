@@ -73,7 +73,7 @@ _CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**_EXPERTS, "moe_shared_expert_intermediate_size": 512, "num_dense_layers": 2},
         {"tp": 2, "pp": 2, "ep": 2, "etp": 1},
     ),
-    # Without tensor parallelism: Transformer Engine repeats the down projections, Megatron's own layers split.
+    # Not split by tp: Transformer Engine repeats the down projections, Megatron's own layers split them.
     "multi-latent attention": (_MLA, {"pp": 2}),
     "multi-latent attention, experts": ({**_MLA, **_EXPERTS}, {"pp": 2, "ep": 4, "etp": 1}),
 }
