@@ -71,13 +71,12 @@ def gradient_bytes(table: Table) -> Floats:
 def held_gradient_bytes(table: Table) -> Floats:
     """Bytes per parameter of all that holds gradients between two micro-batches (n,).
 
-    nanotron adds the 16-bit ``param.grad`` into an FP32 buffer of the whole model, ZeRO-1 or not
+    nanotron accumulates in an FP32 buffer of the whole model, ZeRO-1 or not
     (``optim/gradient_accumulator.py``), and ``DistributedDataParallel``, which it wraps the model in
-    behind more than one replica, keeps flat buckets of all 16-bit gradients beside them.
+    behind more than one replica, keeps flat buckets of all 16-bit gradients beside it.
     """
-    nanotron = table.is_word("framework", "nanotron")
-    buckets = np.where(table.dp * table.cp > 1, HALF, 0.0)
-    return gradient_bytes(table) + np.where(nanotron, HALF + buckets, 0.0)
+    buckets = table.is_word("framework", "nanotron") & (table.dp * table.cp > 1)
+    return gradient_bytes(table) + np.where(buckets, HALF, 0.0)
 
 
 _STATE_BYTES = np.asarray(

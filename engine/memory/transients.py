@@ -29,7 +29,11 @@ def transient_peak(low: Lowered, saved: LayersSaved, parameters: Parameters) -> 
     # The output head is no Transformer Engine module: its own placeholder lives as long as its backward.
     of_head = np.where(dummies > 0, HALF * low.vocab * table.model.hidden_size, 0.0)
     head = np.where(low.last, (logits_and_loss(low) + in_head + of_head)[:, None], 0.0)
-    return np.asarray(np.maximum((working + in_layer)[:, None], head) + stay + dummies[:, None])
+    # nanotron's 16-bit ``param.grad`` of a whole backward pass, added up only at its end.
+    unadded = np.where(table.is_word("framework", "nanotron"), HALF, 0.0)[:, None] * (
+        parameters.dense + parameters.expert
+    )
+    return np.asarray(np.maximum((working + in_layer)[:, None] + unadded, head) + stay + dummies[:, None])
 
 
 _MEGATRON_LOSS, _MEGATRON_FUSED_LOSS = 6.0, 4.0
