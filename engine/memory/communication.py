@@ -10,8 +10,13 @@ from shardwise.engine.precisions import HALF, saved_input_bytes
 from shardwise.engine.table import Floats
 from shardwise.engine.units import GIB
 
-_COMMUNICATOR_BYTES = 0.3 * GIB
-"""Buffers of one NCCL or RCCL communicator: 32 channels of 4 MiB or so, both directions."""
+_COMMUNICATOR_BYTES, _LARGE_COMMUNICATOR_BYTES = 0.3 * GIB, 1.0 * GIB
+"""One NCCL or RCCL communicator in use: channels with their buffers for every peer and protocol. From Hopper
+on NVLink SHARP needs buffers too: of the 6.25 GiB between reserved and device total that a Megatron-LM log
+prints for 64 H100 (pull request 6429: PP4 EP16) the context leaves 5.5 to its five communicators; on A100
+the 0.3 of 32 channels of 4 MiB, both directions, agree with BLOOM's device totals."""
+
+_SMALL_COMMUNICATORS = ("volta", "ampere", "ada")
 
 _DEEPEP_BYTES = 1.0 * GIB
 """DeepEP's NVLink and RDMA buffers at its default configuration."""
@@ -20,12 +25,15 @@ _DEEPEP_BYTES = 1.0 * GIB
 def library_buffers(low: Lowered) -> Floats:
     """What communication libraries allocate by themselves, outside torch's allocator (n, S)."""
     table = low.table
-    groups = sum(
-        (size > 1).astype(np.float64)
-        for size in (table.tp, table.pp, table.cp, table.ep, table.dp * table.cp)
-    )
+    groups = np.zeros(len(table))
+    for size in (table.tp, table.pp, table.cp, table.ep, table.dp * table.cp):
+        groups = groups + (size > 1)
+    # The gradient norm is summed over the model-parallel group, and everyone meets in the world's.
+    groups = groups + (table.tp * table.pp > 1) + (table.cluster.world_size > 1)
+    small = table.cluster.gpu.architecture in _SMALL_COMMUNICATORS
+    each = _COMMUNICATOR_BYTES if small else _LARGE_COMMUNICATOR_BYTES
     deepep = table.is_word("moe_token_dispatcher", "deepep", "hybridep") & (table.ep > 1)
-    need = groups * _COMMUNICATOR_BYTES + np.where(deepep, _DEEPEP_BYTES, 0.0)
+    need = groups * each + np.where(deepep, _DEEPEP_BYTES, 0.0)
     return np.broadcast_to(np.asarray(need)[:, None], low.stages.shape)
 
 
