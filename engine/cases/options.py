@@ -49,7 +49,7 @@ USED_OPTIONS = frozenset((
     "cuda_graph", "cuda_graphs", "fp8_param_gather", "fp8_params", "fp8_all_gather", "fp8_recipe", "fsdp",
     "fsdp_sharding", "fsdp_size", "embedding_and_loss_counted_as_layers",
     "torch_compile", "compile", "expandable_segments", "rms_norm_kernel",
-    "optimizer_cpu_offload", "optimizer_offload_fraction", "offload_optimizer",
+    "optimizer_cpu_offload", "optimizer_offload_fraction",
 ))
 # fmt: on
 """Options that change the recipe; the others name kernels, data and tooling that are not priced."""
@@ -110,8 +110,7 @@ def _offloaded(options: dict[str, Any]) -> float:
     stated = options.get("optimizer_offload_fraction")
     if isinstance(stated, (int, float)) and not isinstance(stated, bool) and 0 <= stated <= 1:
         return float(stated)
-    on = _on(options.get("optimizer_cpu_offload")) or options.get("offload_optimizer") == "cpu"
-    return 1.0 if on else 0.0
+    return 1.0 if _on(options.get("optimizer_cpu_offload")) else 0.0
 
 
 def _fused_norms(case: Case) -> bool:

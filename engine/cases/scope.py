@@ -39,14 +39,12 @@ _MODELS: tuple[tuple[str, str], ...] = (
 )
 
 _OFFLOADS = (
-    "optimizer_cpu_offload",
     "optimizer_state_offload",
     "cpu_offload",
     "offload_optimizer",
     "offload_param",
     "activation_cpu_offload",
     "activation_offload",
-    "optimizer_offload_fraction",
 )
 
 _METHODS = {

@@ -168,7 +168,7 @@ def test_moe_options(options: dict[str, Any], field: str, expected: object) -> N
         ({"model": {"name": "Qwen3 8B (LoRA)"}}, "LoRA"),
         ({"model": {"name": "Kimi-K3"}}, "linear attention"),
         ({"options": {"scope": "single layer"}}, "no training step"),
-        ({"options": {"optimizer_cpu_offload": True}}, "offload"),
+        ({"options": {"cpu_offload": True}}, "offload"),
         ({"batch": {"seq_len": None}, "measured": {"tokens_per_s_per_gpu": None}}, "seq_len"),
         ({"hardware": {"gpu": "unknown-80GB"}}, "not stated"),
         ({"hardware": {"gpu": "Ascend-910B4-64GB"}}, "unknown"),
