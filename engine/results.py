@@ -80,13 +80,7 @@ class StageMemory:
         return sum(self.items.values())
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "stage": self.stage,
-            **self.items,
-            "total": self.total,
-            "allocated": self.allocated,
-            "reserved": self.reserved,
-        }
+        return {"stage": self.stage, **self.items, "total": self.total}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +106,8 @@ class MemoryReport:
             "peak_stage": self.peak_stage,
             "allocated_bytes": self.fullest.allocated,
             "reserved_bytes": self.fullest.reserved,
+            "allocated_bytes_by_stage": [s.allocated for s in self.stages],
+            "reserved_bytes_by_stage": [s.reserved for s in self.stages],
             "stages": [s.as_json() for s in self.stages],
         }
 

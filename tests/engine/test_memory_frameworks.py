@@ -109,6 +109,12 @@ def test_three_numbers_are_in_order_and_fusions_never_cost(
     found = report(r)
     for stage in found.stages:
         assert 0 < stage.allocated <= stage.reserved <= stage.total == sum(stage.items.values())
+    told = found.as_json()
+    for stage_told in told["stages"]:
+        # Whatever is in a stage but its number and total is an item of it.
+        parts = sum(size for name, size in stage_told.items() if name not in ("stage", "total"))
+        assert parts == stage_told["total"]
+    assert max(told["allocated_bytes_by_stage"]) >= told["allocated_bytes"]
     lean = r.with_(cross_entropy_fusion=True, norm_fusion=True, loss_parallel=True, expandable_segments=True)
     assert report(lean).peak_bytes <= found.peak_bytes
 
