@@ -19,7 +19,7 @@ _BF16_GRADIENT_FRAMEWORKS = r"^nemo(?! automodel)|megatron-bridge|aleph alpha"
 _PURE_BF16 = r"kempner|maxtext"
 """Frameworks that train 16-bit weights without a master copy: KempnerForge's 7B on one H200 leaves room for
 8 bytes a parameter; MaxText's published configurations set ``weight_dtype: bfloat16``."""
-_FUSED_LOSS = r"llm-foundry|torchtune"
+_FUSED_LOSS = r"llm-foundry|torchtune|automodel"
 """Frameworks that fuse the loss by default (``fused_crossentropy``; ``LinearCrossEntropyLoss``)."""
 _GATHERED_LOGITS = r"aleph alpha|kempner"
 """Frameworks whose loss reads the whole vocabulary on every rank of the tensor parallel group: at 32,768

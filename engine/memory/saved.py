@@ -65,6 +65,8 @@ def _attention(low: Lowered) -> list[Saved]:
     qk, v = head_dims(model)
     query, out = low.heads * qk * t, low.heads * v * t
     unfused = table.is_word("attention_backend", "unfused")
+    # MaxText's policies that save the projections only run all from there again, up to the layer's output.
+    redone = table.is_word("framework", "maxtext") & table.recompute_module("core_attn")
     items = [
         Saved("input_layernorm input", residual_bytes(low), None),
         Saved("qkv input", linear * h * ts, "layernorm"),
@@ -90,10 +92,10 @@ def _attention(low: Lowered) -> list[Saved]:
             np.where(unfused, 5.0 * low.heads * t * keys, 4.0 * low.heads * t),
             "core_attn",
         ),
-        Saved("attention output", HALF * out, None),
+        Saved("attention output", np.where(redone, 0.0, HALF * out), None),
         # In a quantised linear the projection keeps its own copy.
         Saved("projection input", np.where(linear < HALF, linear * out, 0.0), None),
-        Saved("pre_mlp_layernorm input", residual_bytes(low), None),
+        Saved("pre_mlp_layernorm input", np.where(redone, 0.0, residual_bytes(low)), None),
     ]
     return items
 
