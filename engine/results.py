@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 Verdict = Literal["fits", "tight", "out of memory"]
 
-DEFAULT_MARGIN = 0.10
-"""Share of the capacity that a recipe should leave free. Over the measured cases half of our peaks are
-more than a tenth off (``shardwise validate`` prints how much), more often below than above."""
+DEFAULT_MARGIN = 0.15
+"""Share of the capacity that a recipe should leave free. Of the measured runs that ran out of memory 97% are
+then called ``tight`` or worse (``shardwise validate``), with a tenth 94%."""
 
 MEMORY_ITEMS: tuple[str, ...] = (
     "weights",

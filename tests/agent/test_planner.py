@@ -104,7 +104,7 @@ def test_a_constructed_baseline_keeps_the_experts_near_where_a_pipeline_does_as_
     assert baseline.fields["pp"] > 1
 
 
-@pytest.mark.parametrize("words", ["DeepSeek V3 on 1024 B200", "Llama 3.1 405B on 1024 H100"])
+@pytest.mark.parametrize("words", ["DeepSeek V3 on 1024 MI355X", "Llama 3.1 405B on 1024 H100"])
 def test_a_constructed_baseline_pipelines_layers_that_do_not_divide(words: str) -> None:
     baseline = choose_baseline(TuneRequest.of(f"tune {words}"))
     assert baseline.fields["pp"] > 2
