@@ -92,6 +92,8 @@ class MemoryReport:
     capacity_bytes: int
     peak_stage: int
     stages: tuple[StageMemory, ...]
+    first_step_bytes: int = 0
+    """The fullest stage in the first step, whose backward passes run before the optimizer has moments."""
 
     @property
     def fullest(self) -> StageMemory:
@@ -104,6 +106,7 @@ class MemoryReport:
             "peak_bytes": self.peak_bytes,
             "capacity_bytes": self.capacity_bytes,
             "peak_stage": self.peak_stage,
+            "first_step_bytes": self.first_step_bytes,
             "allocated_bytes": self.fullest.allocated,
             "reserved_bytes": self.fullest.reserved,
             "allocated_bytes_by_stage": [s.allocated for s in self.stages],

@@ -100,3 +100,10 @@ def moment_bytes(table: Table) -> Floats:
     ``sgd_momentum`` is 0.9) (n,)."""
     moments = np.where(table.is_word("optimizer", "adam"), 2.0, 1.0)
     return np.asarray(moments * _STATE_BYTES[table.optimizer_state_dtype])
+
+
+def moments_share(table: Table) -> Floats:
+    """Moments' share of the optimizer's bytes on the device (n,)."""
+    moments = (1.0 - table.optimizer_offload_fraction) * moment_bytes(table)
+    whole = optimizer_bytes(table) - table.optimizer_offload_fraction * moment_bytes(table)
+    return np.asarray(moments / np.maximum(whole, 1.0))

@@ -16,7 +16,7 @@ from shardwise.engine.memory.communication import library_buffers, tensor_buffer
 from shardwise.engine.memory.device import context_bytes, fragmentation_bytes
 from shardwise.engine.memory.held import held_activations
 from shardwise.engine.memory.saved import layer_saved
-from shardwise.engine.memory.states import state_items
+from shardwise.engine.memory.states import moments_share, state_items
 from shardwise.engine.memory.transients import transient_peak
 from shardwise.engine.memory.verdict import verdict
 from shardwise.engine.parameters import Parameters, stage_parameters
@@ -36,6 +36,8 @@ class MemoryTable:
     """Tensors alive at the peak: ``torch.cuda.max_memory_allocated``."""
     reserved: Floats
     """``allocated`` and the allocator's slack: ``torch.cuda.max_memory_reserved``."""
+    without_moments: Floats
+    """``total`` in the first step, before the optimizer has moments."""
     total: Floats
     """The device's: ``reserved``, context and communication libraries, as nvidia-smi shows it."""
     stage_index: Ints
@@ -66,7 +68,12 @@ class MemoryTable:
         )
         worst = max(stages, key=lambda stage: stage.total)
         return MemoryReport(
-            verdict(worst.total, self.capacity_bytes), worst.total, self.capacity_bytes, worst.stage, stages
+            verdict(worst.total, self.capacity_bytes),
+            worst.total,
+            self.capacity_bytes,
+            worst.stage,
+            stages,
+            first_step_bytes=int(np.ceil(self.without_moments[row].max())),
         )
 
 
@@ -92,8 +99,9 @@ def memory_of(low: Lowered, parameters: Parameters) -> MemoryTable:
     items["overhead"] = context_bytes(low) + slack
     items = {name: np.ceil(items[name]) for name in MEMORY_ITEMS}
     total = np.sum(list(items.values()), axis=0)
+    first = total - moments_share(low.table)[:, None] * items["optimizer"]
     return MemoryTable(
-        items, allocated, allocated + slack, total, low.stages, low.table.cluster.gpu.memory_bytes
+        items, allocated, allocated + slack, first, total, low.stages, low.table.cluster.gpu.memory_bytes
     )
 
 

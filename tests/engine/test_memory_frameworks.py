@@ -119,6 +119,24 @@ def test_three_numbers_are_in_order_and_fusions_never_cost(
     assert report(lean).peak_bytes <= found.peak_bytes
 
 
+def test_a_run_can_pass_its_first_step_and_fail_the_second() -> None:
+    """Adam's moments come with the first update: 8 bytes a parameter that no recomputation can win back."""
+    fields = {
+        "model": "llama-2-7b",
+        "cluster": "a100-80gb:1x8",
+        "dp_sharding": "none",
+        "gbs": 8,
+        "seq_len": 512,
+    }
+    found = report(recipe(fields))
+    assert found.verdict == "out of memory"
+    assert found.first_step_bytes < found.capacity_bytes < found.peak_bytes
+    assert found.peak_bytes - found.first_step_bytes == pytest.approx(8 * 6.74e9, rel=0.01)
+    halves = report(recipe(fields, optimizer_state_dtype="bf16"))
+    assert halves.first_step_bytes == found.first_step_bytes
+    assert found.peak_bytes - halves.peak_bytes == pytest.approx(4 * 6.74e9, rel=0.01)
+
+
 def test_what_others_hold_is_taken_from_the_gpu() -> None:
     alone, shared = (report(recipe(LLAMA, reserved_by_other_gib=held)) for held in (0.0, 20.0))
     assert shared.peak_bytes - alone.peak_bytes == 20 * GIB

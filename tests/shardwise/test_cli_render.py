@@ -46,6 +46,7 @@ def memory_document(stages: int, peak: int) -> dict[str, Any]:
         "peak_bytes": rows[peak]["total"],
         "capacity_bytes": 288 * GIB,
         "peak_stage": peak,
+        "first_step_bytes": 5 * GIB,
         "allocated_bytes": 6 * GIB,
         "reserved_bytes": 7 * GIB,
         "stages": rows,

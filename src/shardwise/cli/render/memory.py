@@ -66,7 +66,11 @@ def stage_table(memory: Mapping[str, Any]) -> Table:
 def memory(document: Mapping[str, Any], *, head: RenderableType | None = None) -> Group:
     """The whole answer of ``shardwise memory``."""
     parts: list[RenderableType] = [head, Text()] if head is not None else []
-    parts += [verdict_line(document), three_numbers(document), Text(), stage_table(document)]
+    parts += [verdict_line(document), three_numbers(document)]
+    if document["first_step_bytes"] <= document["capacity_bytes"] < document["peak_bytes"]:
+        first = gib(document["first_step_bytes"])
+        parts.append(Text(f"  the first step needs {first} and passes; the next ones, with moments, do not"))
+    parts += [Text(), stage_table(document)]
     if document.get("advice"):
         parts.append(advice(document["advice"]))
     return Group(*parts)
