@@ -1,7 +1,7 @@
 """What to do about a recipe that does not fit: by how much, what to cut first, the fewest GPUs.
 
 Every lever is a legal recipe that the same formulas judge again; nothing here is a rule of thumb.
-Virtual pipeline stages are no lever: they keep more micro-batches in flight, never fewer.
+Virtual pipeline stages are no lever: interleaving keeps more activations in flight than 1F1B does.
 """
 
 from __future__ import annotations
