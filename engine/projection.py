@@ -36,7 +36,7 @@ from shardwise.engine.schedule.closed_form import pipeline_seconds
 from shardwise.engine.table import Floats, Ints, Table
 from shardwise.engine.workload import embedding_operators, head_operators
 
-ENGINE_VERSION = "0.1.0"
+ENGINE_VERSION = "0.2.0"
 """Part of every cache key: figures of different engine versions are not mixed."""
 
 Items = dict[str, Floats]
