@@ -71,11 +71,16 @@ def layer_dense(low: Lowered, kind: LayerKind) -> Floats:
 
 def layer_expert(model: Model, table: Table) -> Floats:
     """Routed-expert parameters per rank of one MoE layer (n,)."""
-    assert model.num_experts is not None and model.moe_ffn_hidden_size is not None
+    assert model.num_experts is not None
+    return np.asarray(model.num_experts / table.ep * one_expert(model, table))
+
+
+def one_expert(model: Model, table: Table) -> Floats:
+    """Parameters per rank of one routed expert (n,)."""
+    assert model.moe_ffn_hidden_size is not None
     # The second bias is a whole row on every rank of the expert's tensor parallel group.
     second = model.hidden_size if model.add_bias_linear else 0
-    one = _mlp(model, model.moe_ffn_hidden_size) / table.etp + second
-    return np.asarray(model.num_experts / table.ep * one)
+    return np.asarray(_mlp(model, model.moe_ffn_hidden_size) / table.etp + second)
 
 
 def attention_parameters(model: Model, heads: Floats, kv_heads: Floats) -> Floats:

@@ -77,22 +77,19 @@ def representative_stages(table: Table) -> Ints:
     """
     if not len(table):
         return np.zeros((0, 1), dtype=np.int64)
-    rows, inverse = distinct_layouts(table)
-    layouts = table.take(rows)
-    stages = all_stages(layouts)
-    kinds = _stage_kinds(layouts, stages)
+    stages = all_stages(table)
+    kinds = _stage_kinds(table, stages)
 
     width = stages.shape[1]
     column = np.arange(width)[None, :]
-    fresh: Bools = column < layouts.pp[:, None]
+    fresh: Bools = column < table.pp[:, None]
     for offset in range(1, width):
         fresh[:, offset:] &= kinds[:, offset:] != kinds[:, :-offset]
     # Stable order: fresh stages first (ascending), the rest after; then cut to the longest row.
     order = np.argsort(np.where(fresh, column, width + column), axis=1)
     counts = fresh.sum(axis=1)
     slots = np.minimum(np.arange(int(counts.max()))[None, :], counts[:, None] - 1)
-    picked = np.take_along_axis(order, slots, axis=1)
-    return np.asarray(picked[inverse], dtype=np.int64)
+    return np.asarray(np.take_along_axis(order, slots, axis=1), dtype=np.int64)
 
 
 def split_options(num_layers: int, pp: int, vpp: int = 1) -> list[dict[str, Any]]:

@@ -112,8 +112,11 @@ def filter_table(table: Table, margin: float = DEFAULT_MARGIN) -> FilterResult:
 
     starts = range(0, n, CHUNK_ROWS)
     # NumPy lets go of the interpreter inside its loops, so threads share the chunks; each has its own rows.
-    with ThreadPoolExecutor(max(min(_THREADS, len(starts)), 1)) as pool:
-        list(pool.map(judge, starts))
+    if len(starts) > 1:
+        with ThreadPoolExecutor(min(_THREADS, len(starts))) as pool:
+            list(pool.map(judge, starts))
+    elif starts:
+        judge(0)
     capacity = table.cluster.gpu.memory_bytes
     keep = peak <= usable_bytes(capacity, margin)
     return FilterResult(keep, peak, capacity, margin, stage, item, largest)

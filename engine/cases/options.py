@@ -57,10 +57,10 @@ USED_OPTIONS = frozenset((
 
 def option_fields(case: Case, *, moe: bool, precision: str) -> Fields:
     """Fields of :class:`~shardwise.engine.recipe.Recipe` that the case's options decide."""
-    options = case.options
-    pure = bool(re.search(_PURE_BF16, case.framework.name.lower()))
+    options, framework = case.options, case.framework.name.lower()
+    pure = bool(re.search(_PURE_BF16, framework))
     fields: Fields = {
-        "cross_entropy_fusion": bool(re.search(_FUSED_LOSS, case.framework.name.lower()))
+        "cross_entropy_fusion": bool(re.search(_FUSED_LOSS, framework))
         or any(
             _on(options.get(name))
             for name in (
@@ -72,8 +72,8 @@ def option_fields(case: Case, *, moe: bool, precision: str) -> Fields:
             )
         ),
         "framework": recipe_framework(case),
-        "cross_entropy_fusion_impl": "linear" if "torchtune" in case.framework.name.lower() else "native",
-        "loss_parallel": not re.search(_GATHERED_LOGITS, case.framework.name.lower()),
+        "cross_entropy_fusion_impl": "linear" if "torchtune" in framework else "native",
+        "loss_parallel": not re.search(_GATHERED_LOGITS, framework),
         "norm_fusion": _fused_norms(case),
         "torch_compile": any(_on(options.get(name)) for name in ("torch_compile", "compile")),
         "expandable_segments": _on(options.get("expandable_segments")),

@@ -7,7 +7,7 @@ Virtual pipeline stages are no lever: interleaving keeps more activations in fli
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,12 @@ from shardwise.engine.memory.table import memory_table, report
 from shardwise.engine.memory.verdict import usable_bytes
 from shardwise.engine.recipe import PIPELINE_SPLIT, Recipe
 from shardwise.engine.results import DEFAULT_MARGIN, MemoryReport, Verdict
-from shardwise.engine.space import default_axes, legal_space
+from shardwise.engine.space import default_axes, legal_chunks
+from shardwise.engine.table import Table
 
 MOST_GPUS = 16_384
 """Where the search for enough GPUs ends."""
 _SEARCHED = ("tp", "pp", "pipeline_split", "cp", "ep", "dp_sharding")
-_CHUNK_ROWS = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,6 @@ class Lever:
     saved_bytes: int
     verdict: Verdict
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "changes": self.changes,
-            "peak_bytes": self.peak_bytes,
-            "saved_bytes": self.saved_bytes,
-            "verdict": self.verdict,
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class FewestGpus:
@@ -50,9 +42,6 @@ class FewestGpus:
     gpus: int
     changes: dict[str, Any]
     peak_bytes: int
-
-    def as_json(self) -> dict[str, Any]:
-        return {"gpus": self.gpus, "changes": self.changes, "peak_bytes": self.peak_bytes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +57,7 @@ class Advice:
     """None when ``MOST_GPUS`` are not enough, or when the recipe fits as it is."""
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "over_bytes": self.over_bytes,
-            "largest_item": self.largest_item,
-            "levers": [lever.as_json() for lever in self.levers],
-            "fewest_gpus": self.fewest_gpus.as_json() if self.fewest_gpus else None,
-        }
+        return asdict(self)
 
 
 def advise(recipe: Recipe, margin: float = DEFAULT_MARGIN) -> Advice:
@@ -81,7 +65,7 @@ def advise(recipe: Recipe, margin: float = DEFAULT_MARGIN) -> Advice:
     now = report(recipe)
     usable = usable_bytes(now.capacity_bytes, margin)
     over = max(int(np.ceil(now.peak_bytes - usable)), 0)
-    items = next(stage for stage in now.stages if stage.stage == now.peak_stage).items
+    items = now.fullest.items
     levers = sorted(_levers(recipe, now), key=lambda lever: -lever.saved_bytes)
     return Advice(
         over_bytes=over,
@@ -117,23 +101,26 @@ def _fitting(recipe: Recipe, nodes: int, per_node: int, margin: float) -> Fewest
     }
     cluster = recipe.cluster.with_(num_nodes=nodes, gpus_per_node=per_node)
     base = recipe.with_(cluster=cluster, **plain)
-    space = legal_space(base, default_axes(base, names=_SEARCHED))
-    best: tuple[int, float, int] | None = None
-    for start in range(0, len(space), _CHUNK_ROWS):
-        part = space.take(np.arange(start, min(start + _CHUNK_ROWS, len(space))))
+    best: tuple[tuple[int, float], Table, int] | None = None
+    for part in legal_chunks(base, default_axes(base, names=_SEARCHED)):
         peaks = memory_table(part).peak_bytes
-        for row in np.flatnonzero(peaks <= usable_bytes(cluster.gpu.memory_bytes, margin)):
-            # The most replicas: least of the model's own communication.
-            candidate = (-int(part.dp[row]), float(peaks[row]), start + int(row))
-            best = candidate if best is None else min(best, candidate)
+        fitting = np.flatnonzero(peaks <= usable_bytes(cluster.gpu.memory_bytes, margin))
+        if not len(fitting):
+            continue
+        # The most replicas: least of the model's own communication.
+        row = int(fitting[np.lexsort((peaks[fitting], -part.dp[fitting]))[0]])
+        rank = (-int(part.dp[row]), float(peaks[row]))
+        if best is None or rank < best[0]:
+            best = (rank, part, row)
     if best is None:
         return None
-    chosen = space.recipe(best[2])
+    (_, peak), part, row = best
+    chosen = part.recipe(row)
     names = ("tp", "pp", *PIPELINE_SPLIT, "cp", "ep", "etp", "dp_sharding", "gbs")
     changes = {
         name: getattr(chosen, name) for name in names if getattr(chosen, name) != getattr(recipe, name)
     }
-    return FewestGpus(world, changes, int(best[1]))
+    return FewestGpus(world, changes, int(peak))
 
 
 def _levers(recipe: Recipe, now: MemoryReport) -> Iterator[Lever]:

@@ -8,14 +8,14 @@ from shardwise.engine.lowering import Lowered
 from shardwise.engine.table import Floats, Ints, Table
 
 
-def total_layers(low: Lowered) -> Floats:
+def _total_layers(low: Lowered) -> Floats:
     return np.asarray(np.sum(list(low.layers.values()), axis=0))
 
 
 def _recomputed_layers(low: Lowered) -> Floats:
     """Layers of each stage under full recomputation (n, S)."""
     table = low.table
-    layers = total_layers(low)
+    layers = _total_layers(low)
     block = table.is_word("recompute_method", "block")[:, None]
     in_blocks = np.minimum((table.recompute_num_layers * table.vpp)[:, None], layers)
     return np.where(block, in_blocks, layers)
@@ -24,7 +24,7 @@ def _recomputed_layers(low: Lowered) -> Floats:
 def recomputed_share(low: Lowered) -> Floats:
     """Share of each stage's layers that run their whole forward again (n, S)."""
     full = low.table.is_word("recompute", "full")[:, None]
-    return np.where(full, _recomputed_layers(low) / np.maximum(total_layers(low), 1.0), 0.0)
+    return np.where(full, _recomputed_layers(low) / np.maximum(_total_layers(low), 1.0), 0.0)
 
 
 def recomputed_share_of_model(table: Table) -> Floats:

@@ -23,6 +23,7 @@ def shard_sizes(table: Table) -> tuple[Floats, Floats]:
 
 
 def state_items(low: Lowered, parameters: Parameters) -> dict[str, Floats]:
+    """Weights, gradients and optimizer states of each stage's rank (n, S)."""
     table = low.table
     dense_shards, expert_shards = (shards[:, None] for shards in shard_sizes(table))
     full = table.is_word("dp_sharding", "fsdp", "hsdp")[:, None]
@@ -37,12 +38,10 @@ def state_items(low: Lowered, parameters: Parameters) -> dict[str, Floats]:
     # Embeddings and output heads have no quantised copies.
     tables = parameters.tables / np.where(full, dense_shards, 1.0)
     plain = tables * (HALF - weight_bytes(low)[:, None])
-    # The host keeps the moments; the FP32 weights stay beside the gradients that they meet.
-    on_device = optimizer_bytes(table) - table.optimizer_offload_fraction * moment_bytes(table)
     return {
         "weights": sharded(full, weight_bytes(low)[:, None]) + plain,
         "gradients": sharded(grads_too, held_gradient_bytes(table)[:, None]),
-        "optimizer": sharded(everywhere, on_device[:, None]),
+        "optimizer": sharded(everywhere, device_optimizer_bytes(table)[:, None]),
     }
 
 
@@ -102,8 +101,13 @@ def moment_bytes(table: Table) -> Floats:
     return np.asarray(moments * _STATE_BYTES[table.optimizer_state_dtype])
 
 
+def device_optimizer_bytes(table: Table) -> Floats:
+    """Bytes per parameter of :func:`optimizer_bytes` that stay on the device (n,): the host keeps moments,
+    the FP32 weights stay beside the gradients that they meet."""
+    return np.asarray(optimizer_bytes(table) - table.optimizer_offload_fraction * moment_bytes(table))
+
+
 def moments_share(table: Table) -> Floats:
     """Moments' share of the optimizer's bytes on the device (n,)."""
     moments = (1.0 - table.optimizer_offload_fraction) * moment_bytes(table)
-    whole = optimizer_bytes(table) - table.optimizer_offload_fraction * moment_bytes(table)
-    return np.asarray(moments / np.maximum(whole, 1.0))
+    return np.asarray(moments / np.maximum(device_optimizer_bytes(table), 1.0))

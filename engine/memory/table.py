@@ -36,10 +36,10 @@ class MemoryTable:
     """Tensors alive at the peak: ``torch.cuda.max_memory_allocated``."""
     reserved: Floats
     """``allocated`` and the allocator's slack: ``torch.cuda.max_memory_reserved``."""
-    without_moments: Floats
-    """``total`` in the first step, before the optimizer has moments."""
     total: Floats
     """The device's: ``reserved``, context and communication libraries, as nvidia-smi shows it."""
+    moments_share: Floats
+    """(n,) moments' share of the item ``optimizer``."""
     stage_index: Ints
     capacity_bytes: int
 
@@ -66,6 +66,7 @@ class MemoryTable:
             )
             for column in columns
         )
+        moments = self.moments_share[row] * self.items["optimizer"][row]
         worst = max(stages, key=lambda stage: stage.total)
         return MemoryReport(
             verdict(worst.total, self.capacity_bytes),
@@ -73,7 +74,7 @@ class MemoryTable:
             self.capacity_bytes,
             worst.stage,
             stages,
-            first_step_bytes=int(np.ceil(self.without_moments[row].max())),
+            first_step_bytes=int(np.ceil((self.total[row] - moments).max())),
         )
 
 
@@ -99,9 +100,14 @@ def memory_of(low: Lowered, parameters: Parameters) -> MemoryTable:
     items["overhead"] = context_bytes(low) + slack
     items = {name: np.ceil(items[name]) for name in MEMORY_ITEMS}
     total = np.sum(list(items.values()), axis=0)
-    first = total - moments_share(low.table)[:, None] * items["optimizer"]
     return MemoryTable(
-        items, allocated, allocated + slack, first, total, low.stages, low.table.cluster.gpu.memory_bytes
+        items,
+        allocated,
+        allocated + slack,
+        total,
+        moments_share(low.table),
+        low.stages,
+        low.table.cluster.gpu.memory_bytes,
     )
 
 

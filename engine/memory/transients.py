@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from shardwise.engine.lowering import LayerKind, Lowered
 from shardwise.engine.memory.recomputation import checkpoint_unit
 from shardwise.engine.memory.saved import LayersSaved, residual_bytes
 from shardwise.engine.memory.states import gradient_bytes
-from shardwise.engine.parameters import Parameters, layer_dense, layer_expert
+from shardwise.engine.model import Model
+from shardwise.engine.parameters import Parameters, layer_dense, layer_expert, one_expert
 from shardwise.engine.precisions import HALF
-from shardwise.engine.table import Floats
+from shardwise.engine.table import Floats, Table
 
 
 def transient_peak(low: Lowered, saved: LayersSaved, parameters: Parameters) -> Floats:
@@ -79,20 +82,25 @@ def logits_and_loss(low: Lowered) -> Floats:
 def _dummy_gradients(low: Lowered) -> Floats:
     """Placeholders that Transformer Engine returns for weight gradients it has added to the main gradients
     itself: one cached 16-bit tensor per shape of weight (``get_dummy_wgrad``, ``module/base.py``) (n,)."""
-    table, model = low.table, low.table.model
-    size = np.zeros(len(table))
-    for kind in low.layers:
-        one = layer_dense(low, kind)
-        if kind.moe:
-            assert model.num_experts is not None
-            one = one + layer_expert(model, table) * table.ep / model.num_experts
-        size = np.maximum(size, one)
+    table = low.table
     engine = table.is_word("framework", "megatron-core") & table.is_word(
         "transformer_impl", "transformer_engine"
     )
     # FSDP reduces what backward returns.
     engine = engine & ~table.is_word("dp_sharding", "fsdp", "hsdp")
-    return np.where(engine, HALF * size, 0.0)
+    return np.where(engine, HALF * _largest_layer(low, one_expert), 0.0)
+
+
+def _largest_layer(low: Lowered, experts: Callable[[Model, Table], Floats]) -> Floats:
+    """Parameters per rank of the largest layer, ``experts`` telling those of its routed experts (n,)."""
+    table = low.table
+    largest = np.zeros(len(table))
+    for kind in low.layers:
+        size = layer_dense(low, kind)
+        if kind.moe:
+            size = size + experts(table.model, table)
+        largest = np.maximum(largest, size)
+    return largest
 
 
 def _backward_buffers(low: Lowered, kind: LayerKind) -> Floats:
@@ -116,12 +124,7 @@ def _gathered(low: Lowered, parameters: Parameters) -> tuple[Floats, Floats, Flo
     (n, S). Two units' weights, one in use and one prefetched, and the gradient of the one in use in 16
     bits; the buffer in which a layer's gradient is reduced comes on top of the next layer's backward."""
     table = low.table
-    largest = np.zeros(len(table))
-    for kind in low.layers:
-        size = layer_dense(low, kind)
-        if kind.moe:
-            size = size + layer_expert(table.model, table)
-        largest = np.maximum(largest, size)
+    largest = _largest_layer(low, layer_expert)
     on = table.is_word("dp_sharding", "fsdp", "hsdp")
     in_layer = largest * (3 * HALF + gradient_bytes(table))
     in_head = 2 * HALF * low.vocab * table.model.hidden_size + HALF * largest

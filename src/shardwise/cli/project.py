@@ -51,7 +51,6 @@ def memory(given: Given, json_: JsonFlag = False) -> None:
     from shardwise.cli.inputs import read
     from shardwise.engine import legality
     from shardwise.engine import memory as engine
-    from shardwise.engine.memory.advice import advise
     from shardwise.engine.recipe_io import dump_recipe
 
     recipe = read(given)
@@ -62,6 +61,8 @@ def memory(given: Given, json_: JsonFlag = False) -> None:
         else engine.report(recipe).as_json()
     )
     if not broken and document["verdict"] != "fits":
+        from shardwise.engine.memory.advice import advise
+
         document["advice"] = advise(recipe).as_json()
     if json_:
         emit_json(document)
