@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from shardwise.engine.cluster import GPU
 from shardwise.engine.collectives import Group, Network, place
-from shardwise.engine.efficiency import Calibration, Efficiency, matrix_rate
+from shardwise.engine.efficiency import Calibration, Efficiency, framework_rate, matrix_rate
 from shardwise.engine.kernels import attention_seconds, gemm_seconds, streaming_seconds
 from shardwise.engine.lowering import LayerKind, Lowered
 from shardwise.engine.precisions import saved_input_bytes
+from shardwise.engine.recipe import CUDA_GRAPH_SCOPES, NEWEST_SOFTWARE
 from shardwise.engine.table import Bools, Floats, Table
 from shardwise.engine.workload import Attention, Collective, Gemm, Operator, Stream, layer_operators
 
@@ -54,6 +56,10 @@ class Pricing:
     groups: dict[str, Group]
     selective: bool
     """Whether any row recomputes selectively."""
+    slowness: Floats
+    """Kernel seconds of each row's framework over Megatron-Core's (n,)."""
+    passes: Floats
+    """Bytes of element-wise work over those of fused kernels (n,)."""
 
     @classmethod
     def of(cls, low: Lowered, calibration: Calibration) -> Pricing:
@@ -65,10 +71,12 @@ class Pricing:
             eff=eff,
             network=Network(table.cluster, eff),
             rate=matrix_rate(gpu, table.precision, eff),
-            half_rate=gpu.peak_flops.get("bf16", gpu.peak_flops.get("fp16", 0.0)) * eff.gemm_16bit,
+            half_rate=_half_peak(gpu) * eff.clock * eff.gemm_16bit,
             hbm=gpu.hbm_bandwidth_bytes_per_s * eff.hbm,
             groups=_groups(table),
             selective=bool(table.is_word("recompute", "selective").any()),
+            slowness=1.0 / framework_rate(table.framework, eff),
+            passes=np.where(_fused(table), 1.0, eff.eager_passes),
         )
 
     def price(self, operators: Iterable[Operator]) -> Cost:
@@ -86,28 +94,35 @@ class Pricing:
         return np.asarray(np.logical_or.reduce([self.low.table.recompute_module(m) for m in modules]))
 
     def _seconds(self, op: Operator) -> tuple[Floats, Floats]:
+        if isinstance(op, Collective):
+            return self._collective(op)
         if isinstance(op, Gemm):
-            return self._gemm(op)
-        if isinstance(op, Attention):
-            return self._attention(op)
-        if isinstance(op, Stream):
-            share = self.eff.permute / self.eff.hbm if op.permute else 1.0
-            bandwidth = self.hbm * share
-            launch = self.eff.kernel_launch_s
-            return (
-                streaming_seconds(op.forward_bytes, bandwidth=bandwidth, launch_s=launch, kernels=op.kernels),
-                streaming_seconds(
-                    op.backward_bytes, bandwidth=bandwidth, launch_s=launch, kernels=op.kernels
-                ),
+            forward, backward = self._gemm(op)
+        elif isinstance(op, Attention):
+            forward, backward = self._attention(op)
+        else:
+            forward, backward = self._stream(op)
+        return forward * self.slowness, backward * self.slowness
+
+    def _stream(self, op: Stream) -> tuple[Floats, Floats]:
+        bandwidth = self.hbm * (self.eff.permute / self.eff.hbm if op.permute else 1.0)
+
+        def kernel(moved: Floats) -> Floats:
+            return streaming_seconds(
+                moved * self.passes,
+                bandwidth=bandwidth,
+                launch_s=self.eff.kernel_launch_s,
+                kernels=op.kernels,
             )
-        return self._collective(op)
+
+        return kernel(op.forward_bytes), kernel(op.backward_bytes)
 
     def _gemm(self, op: Gemm) -> tuple[Floats, Floats]:
         cluster, eff = self.low.table.cluster, self.eff
         rate = self.rate if op.quantised else np.full_like(self.rate, self.half_rate)
-        if op.grouped:
-            rate = rate * eff.grouped_gemm
         size = saved_input_bytes(self.low) if op.quantised else np.full_like(self.rate, 2.0)
+        if op.grouped:
+            rate = rate * eff.grouped_gemm * np.where(size < 2.0, eff.grouped_gemm_quantised, 1.0)
 
         # Forward, input gradient and weight gradient, stacked.
         m, n, k = np.broadcast_arrays(op.m, op.n, op.k)
@@ -129,9 +144,10 @@ class Pricing:
 
     def _attention(self, op: Attention) -> tuple[Floats, Floats]:
         eff, gpu, table = self.eff, self.low.table.cluster.gpu, self.low.table
-        peak = gpu.peak_flops.get("bf16", gpu.peak_flops.get("fp16", 0.0))
+        peak = _half_peak(gpu) * eff.clock
         unfused = table.is_word("attention_backend", "unfused")
-        slow = np.where(unfused, eff.unfused_attention, 1.0)
+        sinks = eff.sink_attention if table.model.attention_sink else 1.0
+        slow = np.where(unfused, eff.unfused_attention, sinks)
         scores = np.where(unfused, op.unfused_bytes, 0.0) / self.hbm
         # The unfused path cannot skip the masked half.
         flops = op.flops * np.where(unfused, 2.0, 1.0)
@@ -176,6 +192,15 @@ class Pricing:
         return np.asarray((group.size - 1) * hop)
 
 
+def _half_peak(gpu: GPU) -> float:
+    return gpu.peak_flops.get("bf16", gpu.peak_flops.get("fp16", 0.0))
+
+
+def _fused(table: Table) -> Bools:
+    """Whether element-wise work is done by fused kernels: Megatron-Core's, XLA's or torch.compile's."""
+    return np.asarray(table.is_word("framework", "megatron-core", "maxtext") | table.torch_compile)
+
+
 def _groups(table: Table) -> dict[str, Group]:
     """Process groups in Megatron-Core's default rank order tp-cp-ep-dp-pp."""
     cluster, one = table.cluster, np.ones_like(table.tp)
@@ -218,8 +243,13 @@ def layer_cost(pricing: Pricing, kind: LayerKind) -> LayerCost:
     cost = pricing.price(layer_operators(pricing.low, kind))
     table, eff = pricing.low.table, pricing.eff
     beside = _overlap(pricing, cost)
-    host = eff.host_moe_layer_s if kind.moe else eff.host_dense_layer_s
-    host_s = np.where(table.cuda_graphs, eff.cuda_graph_host, 1.0) * host
+    share = _host_share(table, eff)
+    if kind.moe:
+        share = share * np.exp(eff.moe_host_gain * software_age(table))
+        # With a capacity factor the shapes are known before the step.
+        waits = np.where(table.moe_expert_capacity_factor > 0, 0.0, eff.moe_sync_s)
+        _add(cost.forward, "other", share * waits)
+    host_s = share * (eff.host_moe_layer_s if kind.moe else eff.host_dense_layer_s)
     for times in (cost.forward, cost.backward):
         busy = np.sum(list(times.values()), axis=0)
         _add(times, "other", np.maximum(host_s - busy, 0.0))
@@ -228,6 +258,23 @@ def layer_cost(pricing: Pricing, kind: LayerKind) -> LayerCost:
     passes = zip((cost.forward, cost.backward), beside, strict=True)
     free = tuple(np.maximum(_without_communication(times) - hidden, 0.0) for times, hidden in passes)
     return LayerCost(cost.forward, cost.backward, again, whole, (free[0], free[1]))
+
+
+def software_age(table: Table) -> Floats:
+    """Years by which each row's software is older than the newest calibrated (n,)."""
+    return np.maximum(NEWEST_SOFTWARE - table.software_year, 0.0)
+
+
+def _host_share(table: Table, eff: Efficiency) -> Floats:
+    """Share of a layer's host time that the row's CUDA graphs leave (n,)."""
+    left = {
+        "layer": eff.cuda_graph_host,
+        "attn": eff.cuda_graph_attn_host,
+        "moe_router": eff.cuda_graph_router_host,
+        "full_iteration": 0.0,
+    }
+    shares = np.asarray([left[word] for word in CUDA_GRAPH_SCOPES])
+    return np.where(table.cuda_graphs, shares[table.cuda_graph_scope], 1.0)
 
 
 def _without_communication(times: Times) -> Floats:

@@ -8,7 +8,7 @@ per model and none per case.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 from shardwise.engine.catalog.documents import read_mapping
 from shardwise.engine.cluster import GPU
 from shardwise.engine.errors import ConfigError, UnsupportedError
-from shardwise.engine.recipe import MATRIX_FORMAT, PRECISIONS
+from shardwise.engine.recipe import FRAMEWORKS, MATRIX_FORMAT, PRECISIONS
 from shardwise.engine.table import Floats, Ints
 
 
@@ -26,6 +26,8 @@ from shardwise.engine.table import Floats, Ints
 class Efficiency:
     """Achievable over peak, and fixed costs. Fractions are of the data sheet's dense peak."""
 
+    clock: float
+    """Sustained matrix rate over that of the architecture's other parts: power limit and clocks."""
     gemm_16bit: float
     """Large BF16/FP16 GEMM inside a training step (clocks under load included)."""
     gemm_fp8: float
@@ -33,11 +35,15 @@ class Efficiency:
     gemm_fp4: float
     grouped_gemm: float
     """Grouped GEMM over a plain GEMM of the same total shape."""
+    grouped_gemm_quantised: float
+    """The same once more below 16 bits, where experts' casts and padding come on top."""
     attention_forward: float
     """Fused attention forward, head dimension 128, of the 16-bit peak."""
     attention_backward: float
     unfused_attention: float
     """Unfused attention's matrix work over the fused one's rate."""
+    sink_attention: float
+    """Fused attention with sinks over the same without."""
     hbm: float
     """Element-wise kernels, of HBM bandwidth."""
     permute: float
@@ -60,8 +66,29 @@ class Efficiency:
     """Host time to enqueue one dense layer's forward; backward takes as long again."""
     host_moe_layer_s: float
     """The same for a MoE layer, its device synchronisations included."""
+    moe_sync_s: float
+    """Time per MoE layer's forward that the device waits for a host that had to learn the tokens per expert
+    before it could go on; what CUDA graphs spare the host they spare here too."""
+    moe_host_gain: float
+    """Share of both times of a MoE layer's host that software has taken off per year."""
     cuda_graph_host: float
-    """Share of the host time that is left under CUDA graphs."""
+    """Share of the host time that is left when whole layers are CUDA graphs."""
+    cuda_graph_attn_host: float
+    """The same when attention and the router are."""
+    cuda_graph_router_host: float
+    """The same when the router alone is."""
+    eager_passes: float
+    """Bytes moved by element-wise work of plain PyTorch operators, over fused kernels'."""
+    torchtitan: float
+    """Kernel rate in torchtitan's runs over Megatron-Core's."""
+    nanotron: float
+    deepspeed: float
+    maxtext: float
+    pytorch: float
+    software_gain: float
+    """Share of the step time that software has taken off per year."""
+    moe_software_gain: float
+    """The same on top for MoE models."""
     tp_overlap: float
     """Share of TP communication hidden by ``tp_comm_overlap``."""
     backward_tp_overlap: float
@@ -94,7 +121,12 @@ class Calibration:
     overrides: Mapping[str, Mapping[str, float]]
     """Vendor, architecture or GPU name -> the parameters that differ there."""
     residuals: Mapping[str, tuple[float, float]]
-    """``dense`` and ``moe`` -> 10% and 90% quantiles of measured over projected throughput."""
+    """Kind, software and reach (:mod:`~shardwise.engine.confidence`) -> 10% and 90% quantiles of measured
+    over projected throughput."""
+    known_gpus: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """GPU -> the precisions measured on it."""
+    known_sizes: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
+    """``dense | moe`` -> size -> the least and the most measured."""
 
     def efficiency(self, gpu: GPU) -> Efficiency:
         """The parameters in force for ``gpu``."""
@@ -118,8 +150,13 @@ class Calibration:
         missing = sorted(_NAMES - scopes["default"].keys())
         if missing:
             raise ConfigError(f"{where}: default lacks {', '.join(missing)}", field=missing[0])
-        residuals = {kind: (float(low), float(high)) for kind, (low, high) in document["residuals"].items()}
-        return cls(scopes.pop("default"), scopes, residuals)
+        gpus = {gpu: tuple(words) for gpu, words in document.get("known_gpus", {}).items()}
+        spans = {kind: _pairs(values) for kind, values in document.get("known_sizes", {}).items()}
+        return cls(scopes.pop("default"), scopes, _pairs(document["residuals"]), gpus, spans)
+
+
+def _pairs(document: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    return {name: (float(low), float(high)) for name, (low, high) in document.items()}
 
 
 @lru_cache(maxsize=1)
@@ -144,8 +181,13 @@ def matrix_rate(gpu: GPU, precision: Ints, eff: Efficiency) -> Floats:
     rates = np.zeros(len(PRECISIONS))
     for code in np.unique(precision):
         word = PRECISIONS[code]
-        rates[code] = matrix_peak(gpu, word) * share.get(MATRIX_FORMAT[word], eff.gemm_16bit)
+        rates[code] = matrix_peak(gpu, word) * eff.clock * share.get(MATRIX_FORMAT[word], eff.gemm_16bit)
     return np.asarray(rates[precision])
+
+
+def framework_rate(framework: Ints, eff: Efficiency) -> Floats:
+    """Kernel rate of each row's framework (an index into ``FRAMEWORKS``) over Megatron-Core's (n,)."""
+    return np.asarray([getattr(eff, word, 1.0) for word in FRAMEWORKS])[framework]
 
 
 def matrix_peak(gpu: GPU, precision: str) -> float:

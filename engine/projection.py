@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwise.engine.costs import Cost, Pricing, layer_cost
+from shardwise.engine.confidence import interval
+from shardwise.engine.costs import Cost, Pricing, layer_cost, software_age
 from shardwise.engine.data_parallel import (
     end_exposed,
     layer_exposed,
@@ -93,7 +94,7 @@ def project(recipe: Recipe, *, check_legality: bool = True) -> Projection:
     table = Table.of([recipe])
     projected = project_table(table, all_stages(table))
     tokens = float(projected.tokens_per_s_per_gpu[0])
-    low, high = shipped_calibration().residuals["moe" if recipe.model.is_moe else "dense"]
+    low, high, outside = interval(recipe, shipped_calibration())
     return Projection(
         violations=(),
         step_time_s=float(projected.step_time_s[0]),
@@ -105,6 +106,7 @@ def project(recipe: Recipe, *, check_legality: bool = True) -> Projection:
         time_breakdown_s={name: float(projected.breakdown[name][0]) for name in TIME_ITEMS},
         provenance={"measured": 0.0, "interpolated": 0.0, "simulated": 1.0},
         memory=projected.memory.report(0),
+        warnings=outside,
     )
 
 
@@ -140,7 +142,9 @@ def _step_items(low: Lowered, pricing: Pricing, parameters: Parameters) -> Items
     busy = np.sum(list(items.values()), axis=0)
     nodes = np.log2(max(table.cluster.num_nodes, 1))
     items["other"] = items["other"] + eff.step_overhead_s + busy * eff.straggler * nodes
-    return items
+    gain = eff.software_gain + (eff.moe_software_gain if table.model.is_moe else 0.0)
+    older = np.exp(gain * software_age(table))
+    return {name: seconds * older for name, seconds in items.items()}
 
 
 def _stage_times(low: Lowered, pricing: Pricing) -> _Stages:

@@ -18,6 +18,8 @@ from shardwise.engine.spec import Spec
 RecipePrecision = Literal["bf16", "fp16", "fp8-delayed", "fp8-tensorwise", "fp8-blockwise", "mxfp8", "nvfp4"]
 MAX_SIZE = 1_000_000_000
 """Largest value of any integer field: products of a few of them stay far from overflow."""
+NEWEST_SOFTWARE = 2026.6
+"""Release date, in years, of the newest software among the measured cases; time gains nothing past it."""
 Size = Annotated[int, Field(gt=0, le=MAX_SIZE)]
 """A count, from 1."""
 
@@ -40,6 +42,7 @@ CROSS_ENTROPY_IMPLS: tuple[str, ...] = ("native", "te", "linear")
 OPTIMIZERS: tuple[str, ...] = ("adam", "sgd", "muon")
 STATE_DTYPES: tuple[str, ...] = ("fp32", "bf16", "fp16", "fp8")
 MAIN_PARAMS_DTYPES: tuple[str, ...] = ("fp32", "fp16", "bf16")
+CUDA_GRAPH_SCOPES: tuple[str, ...] = ("layer", "attn", "moe_router", "full_iteration")
 CP_COMM_TYPES: tuple[str, ...] = ("p2p", "a2a", "all_gather")
 
 MATRIX_FORMAT: dict[str, Precision] = {
@@ -162,10 +165,14 @@ class Recipe(Spec):
     norm_fusion: bool = True
     """Norms as one kernel; off: as PyTorch operators, which keep their FP32 intermediates."""
     cuda_graphs: bool = False
+    cuda_graph_scope: Literal["layer", "attn", "moe_router", "full_iteration"] = "layer"
+    """What is captured: whole layers, attention and router, the router alone, or the iteration."""
     torch_compile: bool = False
     """``torch.compile`` of the layers (torchtitan): element-wise chains save only their inputs."""
     expandable_segments: bool = False
     """``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``: the allocator fragments hardly."""
+    software_year: float = Field(default=NEWEST_SOFTWARE, ge=2018.0, le=2040.0)
+    """When the framework's release came out; the newest that the engine was calibrated on, unless set."""
     reserved_by_other_gib: float = Field(default=0.0, ge=0.0, le=1e6)
     """Device memory that something else on the GPU holds (a rollout engine, a frozen model), GiB."""
 

@@ -134,6 +134,8 @@ class Projection:
     provenance: dict[str, float] = field(default_factory=dict)
     """``measured | interpolated | simulated`` -> share of the step time."""
     memory: MemoryReport | None = None
+    warnings: tuple[str, ...] = ()
+    """What lies outside of the calibration, a line each; the interval is wider then."""
 
     @property
     def legal(self) -> bool:
@@ -152,4 +154,5 @@ class Projection:
             "time_breakdown_s": self.time_breakdown_s or None,
             "provenance": self.provenance or None,
             "memory": self.memory.as_json() if self.memory else None,
+            "warnings": list(self.warnings),
         }

@@ -20,6 +20,7 @@ from shardwise.engine.model import Model
 from shardwise.engine.recipe import (
     CP_COMM_TYPES,
     CROSS_ENTROPY_IMPLS,
+    CUDA_GRAPH_SCOPES,
     DISPATCHERS,
     DP_SHARDINGS,
     FRAMEWORKS,
@@ -58,6 +59,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "moe_token_dispatcher": DISPATCHERS,
     "attention_backend": BACKENDS,
     "cross_entropy_fusion_impl": CROSS_ENTROPY_IMPLS,
+    "cuda_graph_scope": CUDA_GRAPH_SCOPES,
 }
 """For each column of words: the allowed words; the column holds indices."""
 
@@ -115,8 +117,10 @@ class Table:
     loss_parallel: Bools
     norm_fusion: Bools
     cuda_graphs: Bools
+    cuda_graph_scope: Ints
     torch_compile: Bools
     expandable_segments: Bools
+    software_year: Floats
     reserved_by_other_gib: Floats
     moe_tokens_per_expert: tuple[float, ...] = ()
     """Shared by all rows, like the model and the cluster; empty = none."""

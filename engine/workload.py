@@ -21,6 +21,9 @@ Bucket = Literal["attention", "mlp", "moe", "tp_comm", "ep_comm", "cp_comm", "ot
 GroupName = Literal["tp", "cp", "ep", "etp"]
 CollectiveName = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "ring"]
 
+_KEY_TILE = 128.0
+"""Keys by which a fused kernel's tiles overhang a sliding window (FlashAttention's blocks of 128)."""
+
 _HALF = 2.0
 """Bytes of a 16-bit element."""
 
@@ -151,6 +154,8 @@ def _attention(low: Lowered, kind: LayerKind) -> Iterator[Operator]:
     )
     mean_keys = keys[np.searchsorted(np.unique(table.seq_len), table.seq_len)]
     tensors = t * (low.heads * (qk + v) + low.kv_heads * (qk + v)) * _HALF
+    if kind.windowed:
+        mean_keys = mean_keys + _KEY_TILE
     scores = low.heads * t * table.seq_len
     yield Attention(
         "core attention",

@@ -9,6 +9,7 @@ from typing import Any
 
 from shardwise.engine import catalog
 from shardwise.engine.cases.architecture import case_model
+from shardwise.engine.cases.era import software_year
 from shardwise.engine.cases.networks import nic_bytes_per_s
 from shardwise.engine.cases.options import option_fields
 from shardwise.engine.cases.pipeline import split_fields
@@ -86,6 +87,7 @@ def _recipe(case: Case, assumptions: list[str]) -> Recipe:
     if parallel.dp is not None and parallel.dp != dp:
         assumptions.append(f"dp={dp} from {world} GPUs: the case says {parallel.dp}")
     fields |= sharding(case, dp * cp, cluster.gpus_per_node, assumptions)
+    fields["software_year"] = software_year(case, assumptions)
     fields |= option_fields(case, moe=model.is_moe, precision=fields["precision"])
     if model.is_moe:
         fields["etp"] = _expert_tensor(parallel.etp, world, tp, pp, ep)

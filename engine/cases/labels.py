@@ -107,6 +107,11 @@ def trust_flags(case: Case) -> tuple[str, ...]:
     return (*flags, *(f"assumed: {name}" for name in case.assumed))
 
 
+def is_early_reading(case: Case) -> bool:
+    """Whether the throughput was read before the run was warm, as its notes say."""
+    return bool(re.search(r"early.step reading", (case.notes or "").lower()))
+
+
 def memory_reading(case: Case) -> tuple[MemoryKind, Literal["first", "last", "worst"]]:
     """Which memory figure the source gives, and of which pipeline rank.
 

@@ -77,7 +77,7 @@ def option_fields(case: Case, *, moe: bool, precision: str) -> Fields:
         "norm_fusion": _fused_norms(case),
         "torch_compile": any(_on(options.get(name)) for name in ("torch_compile", "compile")),
         "expandable_segments": _on(options.get("expandable_segments")),
-        "cuda_graphs": _on(options.get("cuda_graph")) or _on(options.get("cuda_graphs")),
+        **_graphs(options),
         "tp_comm_overlap": _on(options.get("tp_comm_overlap")) or _on(options.get("async_tp")),
         "attention_backend": _attention(case),
         "main_grads_dtype": "bf16" if pure or _bf16_gradients(case) else "fp32",
@@ -124,6 +124,15 @@ def _on(value: object) -> bool:
     if isinstance(value, str):
         return value.strip().lower() not in ("", "none", "off", "false", "no")
     return bool(value)
+
+
+def _graphs(options: dict[str, Any]) -> Fields:
+    """Whether there are CUDA graphs, and of what."""
+    on = [str(v).lower() for v in (options.get("cuda_graph"), options.get("cuda_graphs")) if _on(v)]
+    words = " ".join(on)
+    scopes = (("full.iteration", "full_iteration"), (r"\battn", "attn"), (r"moe_router", "moe_router"))
+    scope = next((scope for pattern, scope in scopes if re.search(pattern, words)), "layer")
+    return {"cuda_graphs": bool(on), "cuda_graph_scope": scope}
 
 
 def _says(options: dict[str, Any], names: tuple[str, ...], word: str) -> bool:

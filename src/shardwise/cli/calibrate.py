@@ -39,24 +39,29 @@ def calibrate(
     import yaml
 
     from shardwise.cli.render.progress import stepper
-    from shardwise.engine import calibration
+    from shardwise.engine import calibration, crossvalidation
     from shardwise.engine.efficiency import priors
     from shardwise.engine.files import write_text
+    from shardwise.engine.fitting import Fitter
 
     paths = [Path(name) for name in files]
     observations = calibration.read_observations(paths)
     with stepper("fitting", quiet=json_) as step:
-        fitted = calibration.fit(observations, priors(), iterations=iterations, progress=step)
-    document = calibration.as_document(fitted, observations, paths)
+        fitted = Fitter(observations, priors()).fit(iterations, step)
+    moved = calibration.moved(fitted)
+    document = calibration.as_document(fitted, crossvalidation.all_errors(fitted), moved, paths)
     write_text(Path(out), yaml.safe_dump(document, sort_keys=False))
-    moved = {
-        name: {"start": start, "fitted": value, "informed": fitted.informed[name]}
-        for name, (start, value) in fitted.moved.items()
-    }
     if json_:
-        emit_json({"calibration": out, "fitted_on": document["fitted_on"], "parameters": moved})
+        emit_json(
+            {
+                "calibration": out,
+                "fitted_on": document["fitted_on"],
+                "parameters": moved,
+                "cross_validation": document["cross_validation"],
+            }
+        )
         return
     from shardwise.cli.render.calibration import calibration as render
     from shardwise.cli.render.console import show
 
-    show(render(document["fitted_on"], moved, out))
+    show(render(document, moved, out))
