@@ -82,7 +82,9 @@ def as_document(
             scope: {name: _rounded(value) for name, value in values.items()}
             for scope, values in calibration.overrides.items()
         },
-        "residuals": intervals.residuals(fitter.observations, fitter.votes, errors),
+        # A kind that no case is of keeps what was known before.
+        "residuals": {name: list(ends) for name, ends in fitter.start.residuals.items()}
+        | intervals.residuals(fitter.observations, fitter.votes, errors),
         **intervals.known(fitter.observations),
     }
 

@@ -72,15 +72,29 @@ def report(fitted: Fitted, errors: Errors) -> dict[str, Any]:
     for split, own in errors.items():
         baselines = {
             "nearest case's MFU": _over_folds(
-                observations, split, lambda out: nearest(observations, mfu, out)
+                observations, split, lambda out: _known(nearest, observations, mfu, out)
             ),
-            "constant MFU": _over_folds(observations, split, lambda out: constant(observations, mfu, out)),
+            "constant MFU": _over_folds(
+                observations, split, lambda out: _known(constant, observations, mfu, out)
+            ),
         }
         table[split] = {
             "engine": _by_kind(observations, own),
             **{name: _by_kind(observations, found) for name, found in baselines.items()},
         }
     return {"errors": table, "ranking": _ranking(observations, errors["combination"], measured)}
+
+
+def _known(
+    baseline: Callable[[Sequence[Observation], Floats, Bools], Floats],
+    observations: Sequence[Observation],
+    mfu: Floats,
+    left_out: Bools,
+) -> Floats:
+    """What ``baseline`` says, NaN where every case is left out."""
+    if left_out.all():
+        return np.full(len(left_out), np.nan)
+    return baseline(observations, mfu, left_out)
 
 
 def _by_kind(observations: Sequence[Observation], errors: Floats) -> dict[str, dict[str, float]]:
@@ -94,10 +108,13 @@ def kinds(observations: Sequence[Observation]) -> dict[str, Bools]:
 
 
 def figures(errors: Floats) -> dict[str, float]:
-    """n, median and 90th percentile of the absolute error, and the median signed one, in percent."""
-    percent = 100 * np.expm1(errors)
+    """n, median and 90th percentile of the absolute error, and the median signed one, in percent, of the
+    cases that have one."""
+    percent = 100 * np.expm1(errors[~np.isnan(errors)])
+    if not len(percent):
+        return {"n": 0, "median": 0.0, "p90": 0.0, "bias": 0.0}
     return {
-        "n": len(errors),
+        "n": len(percent),
         "median": round(float(np.median(np.abs(percent))), 1),
         "p90": round(float(np.percentile(np.abs(percent), 90)), 1),
         "bias": round(float(np.median(percent)), 1),

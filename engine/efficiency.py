@@ -109,6 +109,12 @@ class Efficiency:
     """Growth of step time per doubling of the node count beyond one node."""
 
 
+_RESIDUALS = frozenset(
+    f"{kind} {software} {reach}"
+    for kind in ("dense", "moe")
+    for software in ("megatron-core", "other")
+    for reach in ("known", "unknown")
+)
 _NAMES = frozenset(f.name for f in fields(Efficiency))
 
 
@@ -150,6 +156,9 @@ class Calibration:
         missing = sorted(_NAMES - scopes["default"].keys())
         if missing:
             raise ConfigError(f"{where}: default lacks {', '.join(missing)}", field=missing[0])
+        lacking = sorted(_RESIDUALS - document["residuals"].keys())
+        if lacking:
+            raise ConfigError(f"{where}: residuals lack {', '.join(lacking)}", field="residuals")
         gpus = {gpu: tuple(words) for gpu, words in document.get("known_gpus", {}).items()}
         spans = {kind: _pairs(values) for kind, values in document.get("known_sizes", {}).items()}
         return cls(scopes.pop("default"), scopes, _pairs(document["residuals"]), gpus, spans)

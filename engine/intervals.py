@@ -42,7 +42,7 @@ def residuals(
     """Kind, software and reach -> the ends of the 80% interval, from cross-validated errors."""
     moe = np.array([o.recipe.model.is_moe for o in observations])
     core = np.array([o.recipe.framework == "megatron-core" for o in observations])
-    found = {}
+    found: dict[str, list[float]] = {}
     for kind, of_kind in (("dense", ~moe), ("moe", moe)):
         for software, of_software in (("megatron-core", core), ("other", ~core)):
             for reach, split in (("known", "combination"), ("unknown", "gpu")):
@@ -50,6 +50,10 @@ def residuals(
                 rows = rows if rows.sum() >= _FEWEST else of_kind
                 if rows.any():
                     found[f"{kind} {software} {reach}"] = _quantiles(errors[split], votes, rows)
+            known, unknown = (found.get(f"{kind} {software} {reach}") for reach in ("known", "unknown"))
+            if known and unknown:
+                # Farther off is never surer.
+                unknown[:] = [min(known[0], unknown[0]), max(known[1], unknown[1])]
     return found
 
 

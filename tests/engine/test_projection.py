@@ -121,7 +121,8 @@ def test_hiding_communication_never_slows_a_step(r: Recipe) -> None:
 def test_recomputation_costs_time(base: dict[str, Any]) -> None:
     plain = recipe(base, recompute="none")
     full = recipe(base, recompute="full")
-    assert 1.1 < step_s(full) / step_s(plain) < 1.45
+    # Another forward pass, which is at most as long as the backward pass.
+    assert 1.1 < step_s(full) / step_s(plain) < 1.5
 
 
 def test_a_larger_model_is_slower() -> None:
