@@ -6,6 +6,7 @@ achievable is a matter of calibration, not of the specification.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
@@ -29,6 +30,11 @@ class Fabric(Spec):
     """GPUs that one fabric connects (8 in a DGX or xGMI node, 72 in an NVL72 rack)."""
     spans_nodes: bool = False
     """Whether the fabric reaches beyond one host (NVL72: 18 hosts of 4 GPUs)."""
+    in_switch_reduction: bool = False
+    """Whether the switches add up an all-reduce themselves (NVLink SHARP, from the fourth NVLink on)."""
+    neighbour_bandwidth_bytes_per_s: dict[PositiveInt, PositiveFloat] = Field(default_factory=dict)
+    """Egress of one GPU in a group of so many consecutive GPUs, where that is more than an even share: the
+    two dies of one MI250X, a quad of a V100 cube mesh, PCIe cards with an NVLink bridge."""
 
 
 class Nic(Spec):
@@ -107,9 +113,15 @@ class Cluster(Spec):
         """GPUs in all."""
         return self.num_nodes * self.gpus_per_node
 
-    @property
+    @cached_property
     def scale_up_size(self) -> int:
-        """GPUs that reach each other over the scale-up fabric: a node, or a rack when it spans nodes."""
-        return (
-            min(self.fabric.domain_size, self.world_size) if self.fabric.spans_nodes else self.gpus_per_node
-        )
+        """GPUs that reach each other over the scale-up fabric: a node, or a rack's share of the job.
+
+        A job larger than a rack takes as many whole nodes of each as divide it evenly (64 of 72 GPUs for 256:
+        block scheduling), unless that would leave half of the rack idle.
+        """
+        domain, node, world = self.fabric.domain_size, self.gpus_per_node, self.world_size
+        if not self.fabric.spans_nodes or world <= domain:
+            return world if self.fabric.spans_nodes else node
+        even = (size for size in range(domain // node * node, domain // 2, -node) if world % size == 0)
+        return next(even, domain)

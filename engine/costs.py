@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardwise.engine.cluster import GPU
-from shardwise.engine.collectives import Group, Network, place
+from shardwise.engine.collectives import Group, Network, dispatch_spread, place
 from shardwise.engine.efficiency import Calibration, Efficiency, framework_rate, matrix_rate
 from shardwise.engine.kernels import attention_seconds, gemm_seconds, streaming_seconds
 from shardwise.engine.lowering import LayerKind, Lowered
@@ -176,7 +176,7 @@ class Pricing:
         return op.forward_times * once, op.backward_times * once
 
     def _once(self, op: Collective) -> Floats:
-        group, network, table = self.groups[op.group], self.network, self.low.table
+        group, network = self.groups[op.group], self.network
         if op.op == "all_gather":
             return network.all_gather(op.bytes, group)
         if op.op == "reduce_scatter":
@@ -184,12 +184,18 @@ class Pricing:
         if op.op == "all_reduce":
             return network.all_reduce(op.bytes, group)
         if op.op == "all_to_all":
-            fused = table.is_word("moe_token_dispatcher", "deepep", "hybridep") & (op.group == "ep")
-            once = np.where(fused, _distinct_share(group, table.model.moe_router_topk), 1.0)
-            return network.all_to_all(op.bytes, group, tokens_once_per_domain=once, fused=fused)
+            return self._exchange(op, group)
         # A ring passes its tensor on size - 1 times; the slowest hop sets the pace.
         hop = network.point_to_point(op.bytes, group.domains > 1)
         return np.asarray((group.size - 1) * hop)
+
+    def _exchange(self, op: Collective, group: Group) -> Floats:
+        table, network = self.low.table, self.network
+        fused = table.is_word("moe_token_dispatcher", "deepep", "hybridep") & (op.group == "ep")
+        if not fused.any():
+            return network.all_to_all(op.bytes, group)
+        once = network.dispatch(op.bytes, group, dispatch_spread(table.model, group))
+        return once if fused.all() else np.where(fused, once, network.all_to_all(op.bytes, group))
 
 
 def _half_peak(gpu: GPU) -> float:
@@ -210,14 +216,6 @@ def _groups(table: Table) -> dict[str, Group]:
         "etp": place(cluster, table.etp, one),
         "ep": place(cluster, table.ep, table.etp),
     }
-
-
-def _distinct_share(group: Group, topk: int) -> Floats:
-    """Copies of a token that leave its domain when each domain gets it once, over one copy per expert."""
-    domains = np.maximum(group.domains, 1.0)
-    once = (domains - 1) * (1 - (1 - 1 / domains) ** topk)
-    each = topk * (domains - 1) / domains
-    return np.where(domains > 1, once / np.maximum(each, 1e-12), 1.0)
 
 
 def _add(times: Times, bucket: str, seconds: Floats) -> None:

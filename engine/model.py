@@ -53,6 +53,10 @@ class Model(Spec):
     num_experts: PositiveInt | None = None
     """Routed experts of a MoE layer; None for a dense model."""
     moe_router_topk: PositiveInt = 1
+    moe_router_num_groups: PositiveInt | None = None
+    """Groups of consecutive experts from which the router picks some first (node-limited routing)."""
+    moe_router_group_topk: PositiveInt | None = None
+    """How many of these groups a token may go to."""
     moe_ffn_hidden_size: PositiveInt | None = None
     """Width of one routed expert."""
     moe_shared_expert_intermediate_size: int = Field(default=0, ge=0)
@@ -90,6 +94,7 @@ class Model(Spec):
                 raise ValueError(
                     f"moe_router_topk={self.moe_router_topk} exceeds num_experts={self.num_experts}"
                 )
+            self._check_router_groups(self.num_experts)
         if self.num_dense_layers > self.num_layers:
             raise ValueError(f"num_dense_layers={self.num_dense_layers} exceeds num_layers={self.num_layers}")
         if self.multi_latent_attention:
@@ -101,6 +106,23 @@ class Model(Spec):
             if missing:
                 raise ValueError(f"multi_latent_attention needs {', '.join(missing)}")
         return self
+
+    def _check_router_groups(self, experts: int) -> None:
+        """Group-limited routing as Megatron-Core wants it (``moe_utils.group_limited_topk``)."""
+        groups, chosen = self.moe_router_num_groups, self.moe_router_group_topk
+        if (groups is None) != (chosen is None):
+            raise ValueError("moe_router_num_groups and moe_router_group_topk are set together or not at all")
+        if groups is None or chosen is None:
+            return
+        if experts % groups:
+            raise ValueError(f"moe_router_num_groups={groups} must divide num_experts={experts}")
+        if chosen > groups:
+            raise ValueError(f"moe_router_group_topk={chosen} exceeds moe_router_num_groups={groups}")
+        if chosen * (experts // groups) < self.moe_router_topk:
+            raise ValueError(
+                f"moe_router_group_topk={chosen} groups of {experts // groups} experts hold fewer than "
+                f"moe_router_topk={self.moe_router_topk}"
+            )
 
     @property
     def is_moe(self) -> bool:

@@ -26,7 +26,12 @@ MAX_GPUS = 10_000_000
 """Most GPUs accepted, over all nodes."""
 HOW = "write GPU:NODESxGPUS_PER_NODE, e.g. mi355x:4x8"
 
-_KEYS = ("base", "gpu", "num_nodes", "gpus_per_node", "fabric", "nic", "oversubscription", "pod_size")
+_NICS = ("nics_per_node", "nic_gbit_per_s")
+_KEYS = (
+    *("base", "gpu", "num_nodes", "gpus_per_node", "fabric", "nic", "oversubscription", "pod_size"),
+    *_NICS,
+)
+_MOST = {"nics_per_node": 64, "nic_gbit_per_s": 100_000}
 _NUMBER = r"[+-]?\d{1,18}"
 _SHAPE = re.compile(rf"^({_NUMBER})\s*[xX×*]\s*({_NUMBER})$")
 _SHAPE_FIRST = re.compile(rf"^({_NUMBER})\s*[xX×*]\s*({_NUMBER})\s+(.+)$")
@@ -80,7 +85,8 @@ def cluster(spec: ClusterLike) -> Cluster:
     ``4x8 H100``; the path of a YAML file; or a mapping with ``gpu`` (name, file or mapping),
     ``num_nodes``, ``gpus_per_node`` and, when they differ from the GPU's own, ``fabric`` and ``nic``
     (field by field), ``oversubscription``, ``pod_size``. A mapping may start from a short spelling
-    under ``base``.
+    under ``base``, and may give the scale-out network as ``nics_per_node`` of ``nic_gbit_per_s`` each,
+    shared by the node's GPUs.
 
     Raises :class:`ConfigError`.
     """
@@ -217,6 +223,7 @@ def _count(value: int, field: str, text: str, limit: int) -> int:
 def _mapping(data: Mapping[str, Any], where: str) -> Cluster:
     refuse_unknown_keys(data, _KEYS, where)
     fields = {key: value for key, value in data.items() if value is not None}
+    node_gbit = _node_gbit_per_s(fields, where)
     base = fields.pop("base", None)
     if base is not None:
         start = cluster(not_a_file(base, where))
@@ -232,7 +239,35 @@ def _mapping(data: Mapping[str, Any], where: str) -> Cluster:
             )
     one = gpu(fields.pop("gpu"))
     nodes, per_node = fields.pop("num_nodes"), fields.pop("gpus_per_node", node_size(one))
+    if node_gbit is not None:
+        if not isinstance(per_node, int) or per_node < 1:
+            raise ConfigError(
+                f"{where}: gpus_per_node = {per_node!r} must be at least 1", field="gpus_per_node"
+            )
+        fields["nic"] = {**fields.get("nic", {}), "bandwidth_bytes_per_s": node_gbit * 1e9 / 8 / per_node}
     return _build(one, nodes, per_node, fields, where)
+
+
+def _node_gbit_per_s(fields: dict[str, Any], where: str) -> float | None:
+    """A node's scale-out rate where NICs are counted; takes ``nics_per_node`` and ``nic_gbit_per_s`` out."""
+    given = {key: fields.pop(key, None) for key in _NICS}
+    if all(value is None for value in given.values()):
+        return None
+    for key, value in given.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 < value <= _MOST[key]:
+            raise ConfigError(
+                f"{where}: {key} = {value!r} must be above 0 and at most {_MOST[key]} "
+                f"({' and '.join(_NICS)} go together)",
+                field=key,
+            )
+    own = fields.get("nic", {})
+    if not isinstance(own, Mapping) or "bandwidth_bytes_per_s" in own:
+        raise ConfigError(
+            f"{where}: nic.bandwidth_bytes_per_s and nics_per_node both give the NICs; leave one out",
+            field="nics_per_node",
+        )
+    return float(given["nics_per_node"]) * float(given["nic_gbit_per_s"])
 
 
 def _build(one: GPU, nodes: Any, per_node: Any, changes: Mapping[str, Any], where: str) -> Cluster:

@@ -278,12 +278,21 @@ def _deepseek(config: _Config) -> dict[str, Any]:
     return fields | {
         "num_experts": config.size("n_routed_experts"),
         "moe_router_topk": config.size("num_experts_per_tok"),
+        **_router_groups(config),
         "moe_ffn_hidden_size": width,
         "moe_shared_expert_intermediate_size": config.size("n_shared_experts", default=0, low=0) * width,
         "num_dense_layers": min(dense, config.size("num_hidden_layers")),
         "moe_layer_freq": every,
         **({} if dense or every > 1 else {"ffn_hidden_size": width}),
     }
+
+
+def _router_groups(config: _Config) -> dict[str, int]:
+    """Node-limited routing; one group is no limit."""
+    groups = config.size("n_group", default=1)
+    if groups == 1:
+        return {}
+    return {"moe_router_num_groups": groups, "moe_router_group_topk": config.size("topk_group")}
 
 
 def _gpt2(config: _Config) -> dict[str, Any]:

@@ -150,6 +150,9 @@ def _experts(args: Arguments, fields: dict[str, Any], *, complete: bool, base: M
         return
     if complete or args.given("moe_router_topk"):
         fields["moe_router_topk"] = args.count("moe_router_topk")
+    for name in ("moe_router_num_groups", "moe_router_group_topk"):
+        if args.given(name):
+            fields[name] = args.count(name)
     if args.given("moe_ffn_hidden_size"):
         fields["moe_ffn_hidden_size"] = args.count("moe_ffn_hidden_size")
     elif complete:

@@ -96,6 +96,8 @@ def model_arguments(model: Model) -> Section:
         args |= {
             "num_experts": model.num_experts,
             "moe_router_topk": model.moe_router_topk,
+            "moe_router_num_groups": model.moe_router_num_groups,
+            "moe_router_group_topk": model.moe_router_group_topk,
             "moe_ffn_hidden_size": model.moe_ffn_hidden_size,
             "moe_layer_freq": format_moe_layers(model.moe_layers),
         }

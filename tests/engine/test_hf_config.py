@@ -64,6 +64,7 @@ DEEPSEEK_V3: dict[str, Any] = {
     "model_type": "deepseek_v3", "attention_bias": False, "first_k_dense_replace": 3, "hidden_size": 7168,
     "intermediate_size": 18432, "kv_lora_rank": 512, "max_position_embeddings": 163840,
     "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_routed_experts": 256, "n_shared_experts": 1,
+    "n_group": 8, "topk_group": 4,
     "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 128,
     "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
     "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
@@ -74,12 +75,12 @@ DEEPSEEK_V2_LITE: dict[str, Any] = DEEPSEEK_V3 | {
     "moe_intermediate_size": 1408, "n_routed_experts": 64, "n_shared_experts": 2, "num_attention_heads": 16,
     "num_experts_per_tok": 6, "num_hidden_layers": 27, "num_key_value_heads": 16,
     "num_nextn_predict_layers": None,
-    "q_lora_rank": None, "vocab_size": 102400,
+    "q_lora_rank": None, "vocab_size": 102400, "n_group": 1, "topk_group": 1,
 }  # fmt: skip
 KIMI_K2: dict[str, Any] = DEEPSEEK_V3 | {
     "model_type": "kimi_k2", "first_k_dense_replace": 1, "n_routed_experts": 384, "num_attention_heads": 64,
     "num_key_value_heads": 64, "num_nextn_predict_layers": 0, "vocab_size": 163840,
-    "max_position_embeddings": 131072,
+    "max_position_embeddings": 131072, "n_group": 1, "topk_group": 1,
 }  # fmt: skip
 GPT_OSS_120B: dict[str, Any] = {
     "model_type": "gpt_oss", "attention_bias": True, "experts_per_token": 4, "head_dim": 64,

@@ -1,0 +1,239 @@
+"""Seconds of each collective over a group, from its links and its library.
+
+Every group's figures (bandwidth of its ring, latency of each algorithm) are worked out once, so that one
+call is a handful of array operations: ``min over algorithms of (latency + bytes / bandwidth)``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shardwise.engine.cluster import Cluster
+from shardwise.engine.collectives.libraries import (
+    NVLS_CHUNK_S,
+    NVLS_LATENCY_S,
+    NVLS_LEAST,
+    NVLS_PIPELINE_BYTES,
+    NVLS_SPEEDUP,
+    PAT_HOP_S,
+    PAT_RANK_S,
+    PAT_SHARE,
+    PCIE_SHARE,
+    PEER_S,
+    Library,
+    library,
+    simple_hop,
+)
+from shardwise.engine.collectives.placement import Group
+from shardwise.engine.collectives.routing import Spread
+from shardwise.engine.efficiency import Efficiency
+from shardwise.engine.table import Bools, Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Path:
+    """What one group's links and algorithms cost; latencies in seconds, zero where the group is one rank."""
+
+    ring: Floats
+    """Seconds per byte that every member ends up with, all-gathered by a ring."""
+    low_latency: float | Floats
+    """LL's seconds per byte over the ring's."""
+    gather_ll: Floats
+    gather: Floats
+    pat: Floats | None
+    reduce_ll: Floats
+    reduce_tree: Floats | None
+    """None where no group leaves its domain: a tree only saves network hops."""
+    reduce: Floats
+    reduce_share: Floats | float
+    """All-reduce's seconds per byte of the best algorithm for large messages, over twice ``ring``."""
+    in_switch: Bools | None
+    """Whose all-reduce the switches do; None when nobody's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The cluster's links at their achievable bandwidth (bytes/s, one direction, per GPU)."""
+
+    cluster: Cluster
+    efficiency: Efficiency
+    _paths: dict[Group, _Path] = field(default_factory=dict)
+
+    @property
+    def library(self) -> Library:
+        """NCCL or RCCL."""
+        return library(self.cluster.gpu)
+
+    def fabric(self, group: Group) -> Floats:
+        """Scale-up bandwidth of one member. In a mesh only the links to fellow members count."""
+        fabric = self.cluster.fabric
+        share = self.efficiency.fabric * (PCIE_SHARE if fabric.kind == "pcie" else 1.0)
+        full = fabric.bandwidth_bytes_per_s * share
+        if fabric.kind == "mesh":
+            found = full * np.maximum(group.local - 1, 1) / max(fabric.domain_size - 1, 1)
+        else:
+            found = np.full(group.size.shape, full)
+        for members, bandwidth in fabric.neighbour_bandwidth_bytes_per_s.items():
+            # A bridge is a link of its own: it does not pass through the host.
+            near = group.neighbours & (group.local > 1) & (group.local <= members)
+            found = np.where(near, np.maximum(found, bandwidth * self.efficiency.fabric), found)
+        return np.asarray(found)
+
+    def nic(self, group: Group) -> Floats:
+        """Scale-out bandwidth of one member."""
+        return np.full(group.size.shape, self.cluster.nic.bandwidth_bytes_per_s * self.efficiency.nic)
+
+    def ring_bandwidth(self, group: Group) -> Floats:
+        """Bus bandwidth of a ring over the group: the smaller of the fabric's and the joint NICs', as rings
+        of several channels leave a domain at every member. Of a pod's members only one domain's send
+        upwards at a time, so an oversubscribed spine is felt where a pod holds few of the group."""
+        inside = np.where(group.local > 1, self.fabric(group), np.inf)
+        between = np.where(group.domains > 1, self.nic(group) * group.local, np.inf)
+        crowd = self.cluster.oversubscription * group.local / group.podded
+        between = np.where(group.size > group.podded, between / np.maximum(crowd, 1.0), between)
+        return np.asarray(np.minimum(inside, between))
+
+    def _path(self, group: Group) -> _Path:
+        if group not in self._paths:
+            self._paths[group] = self._worked_out(group)
+        return self._paths[group]
+
+    def _worked_out(self, group: Group) -> _Path:
+        lib, fabric, nic = self.library, self.cluster.fabric, self.cluster.nic
+        size, local, domains = group.size, group.local, group.domains
+        several, apart = size > 1, domains > 1
+        across = bool(apart.any())
+        launch = self.efficiency.collective_launch_s
+        bandwidth = self.ring_bandwidth(group)
+        hop = simple_hop(lib, fabric)
+        inside, between = size - domains, domains - 1
+
+        def latency(base: float, hops: Floats) -> Floats:
+            return np.where(several, launch + base + hops, 0.0)
+
+        ring_ll = inside * fabric.latency_s + between * (nic.latency_s + lib.ll_net_s)
+        ring = inside * hop + between * (nic.latency_s + lib.simple_net_s)
+        up = np.ceil(np.log2(domains)) if across else np.zeros_like(domains)
+        tree_ll = 2 * ((local - 1) * fabric.latency_s + up * (nic.latency_s + lib.ll_tree_net_s))
+        tree = 2 * ((local - 1) * hop + up * (nic.latency_s + lib.simple_net_s))
+        reduce, share, in_switch = latency(lib.simple_base_s, 2 * ring), np.ones_like(size), None
+        pat = None
+        if fabric.in_switch_reduction:
+            wide = local >= NVLS_LEAST
+            in_switch = wide & ~apart
+            share = np.where(in_switch, 1 / NVLS_SPEEDUP, share)
+            reduce = np.where(in_switch, launch + NVLS_LATENCY_S, reduce)
+            in_switch = in_switch if bool(in_switch.any()) else None
+            if across:
+                # Two domains exchange their sums: each sends the message once, which a ring does twice.
+                pair = wide & (domains == 2) & (group.size <= group.podded)
+                once = size / (2 * (size - 1)) / (self.nic(group) * local) * bandwidth
+                best = np.maximum(bandwidth / (self.fabric(group) * NVLS_SPEEDUP), once)
+                share = np.where(pair, np.minimum(best, 1.0), share)
+                latencies = NVLS_LATENCY_S + 2 * (nic.latency_s + lib.simple_net_s)
+                reduce = np.where(pair, np.minimum(launch + latencies, reduce), reduce)
+        if across and lib.pat:
+            alone = (local == 1) & apart
+            hops = np.where(alone, up * PAT_HOP_S + size * PAT_RANK_S, np.inf)
+            pat = latency(lib.simple_base_s, hops) if bool(alone.any()) else None
+        return _Path(
+            ring=(size - 1) / size / bandwidth,
+            low_latency=1 / np.where(apart, lib.ll_between, lib.ll_inside) if across else 1 / lib.ll_inside,
+            gather_ll=latency(lib.ll_base_s, ring_ll),
+            gather=latency(lib.simple_base_s, ring),
+            pat=pat,
+            reduce_ll=latency(lib.ll_base_s, np.minimum(tree_ll, 2 * ring_ll)),
+            reduce_tree=latency(lib.simple_base_s, np.where(apart, tree, np.inf)) if across else None,
+            reduce=reduce,
+            reduce_share=share,
+            in_switch=in_switch,
+        )
+
+    def all_gather(self, total_bytes: Floats, group: Group) -> Floats:
+        """All-gather to ``total_bytes`` on every member (seconds): a ring under LL or Simple, or PAT."""
+        path = self._path(group)
+        moving = total_bytes * path.ring
+        seconds = np.minimum(path.gather_ll + moving * path.low_latency, path.gather + moving)
+        if path.pat is not None:
+            seconds = np.minimum(seconds, path.pat + moving / PAT_SHARE)
+        return np.asarray(seconds)
+
+    def reduce_scatter(self, total_bytes: Floats, group: Group) -> Floats:
+        """Reduce-scatter of ``total_bytes`` on every member (seconds): an all-gather backwards."""
+        return self.all_gather(total_bytes, group)
+
+    def all_reduce(self, total_bytes: Floats, group: Group) -> Floats:
+        """All-reduce (seconds): the soonest of LL, a tree, and the best for large messages, which is a ring,
+        the switches' own sum (NVLink SHARP), or for two domains the exchange of their sums."""
+        path = self._path(group)
+        ring = 2 * total_bytes * path.ring
+        large = ring * path.reduce_share
+        seconds = path.reduce + large
+        if path.in_switch is not None:
+            most = 2 * NVLS_PIPELINE_BYTES * group.size * path.ring * path.reduce_share
+            filling = 2 * np.sqrt(np.minimum(large, most) * NVLS_CHUNK_S * group.size)
+            seconds = np.where(path.in_switch, seconds + filling, seconds)
+        seconds = np.minimum(seconds, path.reduce_ll + ring * path.low_latency)
+        if path.reduce_tree is not None:
+            seconds = np.minimum(seconds, path.reduce_tree + ring / self.library.tree)
+        return np.asarray(seconds)
+
+    def sharded_reduce(self, total_bytes: Floats, shards: Group, replicas: Group) -> Floats:
+        """Seconds of a hybrid-sharded reduction: scattered over the shard group, then each shard all-reduced
+        over its replicas, whose groups use all NICs at once."""
+        scattered = self.reduce_scatter(total_bytes, shards)
+        return np.asarray(scattered + self.all_reduce(total_bytes / shards.size, replicas))
+
+    def hierarchical_all_reduce(self, total_bytes: Floats, inner: Group, outer: Group) -> Floats:
+        """All-reduce in tiers (seconds): scattered inside, all-reduced between, gathered inside."""
+        summed = self.sharded_reduce(total_bytes, inner, outer)
+        return np.asarray(summed + self.all_gather(total_bytes, inner))
+
+    def all_to_all(self, sent_bytes: Floats, group: Group) -> Floats:
+        """Library all-to-all (seconds): each member sends ``sent_bytes`` spread evenly over the group.
+
+        Traffic inside the domain and between domains runs side by side, the latter over each member's own
+        NIC.
+        """
+        share = self.efficiency.all_to_all
+        inside = sent_bytes * (group.local - 1) / group.size / (self.fabric(group) * share)
+        between = sent_bytes * (group.size - group.local) / group.size / (self.nic(group) * share)
+        between = between * self._spine(group)
+        return np.asarray(self._exchange_latency(group) + np.maximum(inside, between))
+
+    def dispatch(self, sent_bytes: Floats, group: Group, spread: Spread) -> Floats:
+        """DeepEP- or HybridEP-like exchange (seconds) of what would be ``sent_bytes`` with one copy of a
+        token per expert.
+
+        A token goes once to each domain that wants it, over the sender's NIC, and from there over the
+        fabric once to each rank that wants it (arXiv:2412.19437, section 3.2.2); both run side by side.
+        """
+        share = self.efficiency.deepep
+        # What a rank gets has come over the fabric unless it arrived on its own rail.
+        inside = sent_bytes * spread.ranks * (group.local - 1) / group.local / (self.fabric(group) * share)
+        between = sent_bytes * spread.domains / (self.nic(group) * share) * self._spine(group)
+        return np.asarray(self._exchange_latency(group) + np.maximum(inside, between))
+
+    def _spine(self, group: Group) -> Floats:
+        """How much longer evenly spread traffic takes for what leaves the pod (n,), at least 1."""
+        leaves = (group.size - group.podded) / np.maximum(group.size - group.local, 1.0)
+        return np.maximum(self.cluster.oversubscription * leaves, 1.0)
+
+    def _exchange_latency(self, group: Group) -> Floats:
+        lib, nic = self.library, self.cluster.nic
+        peers = (group.local - 1) * self.cluster.fabric.latency_s + (group.size - group.local) * PEER_S
+        peers = peers + np.where(group.domains > 1, nic.latency_s + lib.simple_net_s, 0.0)
+        start = self.efficiency.collective_launch_s + lib.ll_base_s
+        return np.where(group.size > 1, start + peers, 0.0)
+
+    def point_to_point(self, sent_bytes: Floats, crosses_domain: np.ndarray) -> Floats:
+        """One message to one peer (seconds): over one fabric link (mesh), the fabric (switch) or the NIC."""
+        fabric, nic, lib = self.cluster.fabric, self.cluster.nic, self.library
+        links = max(fabric.domain_size - 1, 1) if fabric.kind == "mesh" else 1
+        share = self.efficiency.fabric * (PCIE_SHARE if fabric.kind == "pcie" else 1.0)
+        inside = simple_hop(lib, fabric) + sent_bytes / (fabric.bandwidth_bytes_per_s * share / links)
+        start = nic.latency_s + lib.simple_net_s
+        outside = start + sent_bytes / (nic.bandwidth_bytes_per_s * self.efficiency.nic)
+        return np.asarray(np.where(crosses_domain, outside, inside))
