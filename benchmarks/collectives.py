@@ -71,10 +71,11 @@ def _ours(series: dict[str, Any], size: float) -> tuple[int, float]:
     total = np.array([size])
     if series["op"] == "dispatch":
         # Logical bandwidth counts a token once per domain (or per rank inside one), the sender's own too.
-        spread = dispatch_spread(catalog.model(series["model"]), group)
+        model = catalog.model(series["model"])
+        spread = dispatch_spread(model, group)
         whole = spread.domains if group.domains[0] > 1 else spread.ranks
         counted = whole * group.domains / np.maximum(group.domains - 1, 1)
-        return gpus, float(size * counted[0] / network.dispatch(total, group, spread)[0]) / _GIGA
+        return gpus, float(size * counted[0] / network.dispatch(total, group, model)[0]) / _GIGA
     seconds = float(getattr(network, series["op"])(total, group)[0])
     moved = size * (gpus - 1) / gpus * (2 if series["op"] == "all_reduce" else 1)
     return gpus, moved / seconds / _GIGA

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardwise.engine.cluster import GPU
-from shardwise.engine.collectives import Group, Network, dispatch_spread, place
+from shardwise.engine.collectives import Group, Network, place
 from shardwise.engine.efficiency import Calibration, Efficiency, framework_rate, matrix_rate
 from shardwise.engine.kernels import attention_seconds, gemm_seconds, streaming_seconds
 from shardwise.engine.lowering import LayerKind, Lowered
@@ -194,7 +194,7 @@ class Pricing:
         fused = table.is_word("moe_token_dispatcher", "deepep", "hybridep") & (op.group == "ep")
         if not fused.any():
             return network.all_to_all(op.bytes, group)
-        once = network.dispatch(op.bytes, group, dispatch_spread(table.model, group))
+        once = network.dispatch(op.bytes, group, table.model)
         return once if fused.all() else np.where(fused, once, network.all_to_all(op.bytes, group))
 
 

@@ -1,8 +1,9 @@
 """Communication of gradients and parameters over the data-parallel groups, and how much of it shows.
 
 Dense parameters are reduced over dp x cp, expert parameters over edp. DDP and ZeRO-1 communicate once per
-step, beside the last micro-batch's backward and the first one's forward; ZeRO-2 reduces in every
-micro-batch; FSDP gathers and scatters per layer and micro-batch.
+step, bucket by bucket, beside the last micro-batch's backward and the first one's forward; ZeRO-2 reduces in
+every micro-batch; FSDP gathers and scatters per layer and micro-batch, HSDP inside the shard group, with an
+all-reduce of the shards over their replicas.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ GPUs sharing one host: Megatron-Bridge's card on offloading, Qwen3-30B-A3B on tw
 without, 1871, 2484, 3187 and 4189 ms with a quarter to all of 1.9e9 parameters a GPU on the host."""
 
 
+_BUCKET_PARAMETERS, _BUCKET_PARAMETERS_PER_RANK = 40e6, 1e6
+"""Megatron-Core's default bucket, ``max(40e6, 1e6 * dp)`` elements (DistributedDataParallelConfig)."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Grids:
     """The two data-parallel groups, and their split into shard group and replicas under HSDP."""
@@ -33,24 +38,24 @@ class _Grids:
     replica: Group
 
 
-def _grids(table: Table) -> tuple[_Grids, _Grids]:
-    cluster = table.cluster
-    dense_shards, expert_shards = (s.astype(np.int64) for s in shard_sizes(table))
-    unsharded = table.is_word("dp_sharding", "none")
-    dense, expert = table.dp * table.cp, table.edp
-    dense_shards = np.where(unsharded, dense, dense_shards)
-    expert_shards = np.where(unsharded, expert, expert_shards)
-    expert_stride = table.etp * table.ep
-    return (
-        _Grids(
-            place(cluster, dense_shards, table.tp),
-            place(cluster, np.maximum(dense // dense_shards, 1), table.tp * dense_shards),
-        ),
-        _Grids(
-            place(cluster, expert_shards, expert_stride),
-            place(cluster, np.maximum(expert // expert_shards, 1), expert_stride * expert_shards),
-        ),
-    )
+def _grids(pricing: Pricing) -> tuple[_Grids, _Grids]:
+    """Dense and expert grids; placed once, as their links are worked out once per group."""
+    table, groups = pricing.low.table, pricing.groups
+    if "dense shards" not in groups:
+        dense_shards, expert_shards = (s.astype(np.int64) for s in shard_sizes(table))
+        unsharded = table.is_word("dp_sharding", "none")
+        for kind, size, shards, stride in (
+            ("dense", table.dp * table.cp, dense_shards, table.tp),
+            ("expert", table.edp, expert_shards, table.etp * table.ep),
+        ):
+            whole = np.where(unsharded, size, shards)
+            groups[f"{kind} shards"] = place(table.cluster, whole, stride)
+            groups[f"{kind} replicas"] = place(table.cluster, np.maximum(size // whole, 1), stride * whole)
+    dense, expert = (_Grids(groups[f"{kind} shards"], groups[f"{kind} replicas"]) for kind in _KINDS)
+    return dense, expert
+
+
+_KINDS = ("dense", "expert")
 
 
 def _parameter_bytes(pricing: Pricing) -> Floats:
@@ -65,43 +70,67 @@ def _reduce_seconds(pricing: Pricing, grid: _Grids, size: Floats, *, scatter: Bo
     """Reduce ``size`` bytes of gradients: scatter over the shard group, all-reduce over replicas; or
     all-reduce where nothing is sharded (``scatter`` False)."""
     network = pricing.network
-    over_replicas = np.where(
-        grid.replica.size > 1, network.all_reduce(size / grid.shard.size, grid.replica), 0.0
-    )
-    return np.where(
-        scatter, network.reduce_scatter(size, grid.shard), network.all_reduce(size, grid.shard)
-    ) + (over_replicas)
+    if bool((grid.replica.size > 1).any()):
+        seconds = network.sharded_reduce(size, grid.shard, grid.replica)
+    else:
+        seconds = network.reduce_scatter(size, grid.shard)
+    if bool(scatter.all()):
+        return seconds
+    return np.where(scatter, seconds, network.all_reduce(size, grid.shard))
 
 
 def step_exposed(pricing: Pricing, parameters: Parameters, forward: Floats, backward: Floats) -> Floats:
     """Seconds per step of DDP/ZeRO-1/2 communication that no compute hides (n,).
 
     ``parameters``: of one stage's rank (n,); ``forward``/``backward``: that stage's seconds of one
-    micro-batch, beside which parameters are gathered and gradients reduced.
+    micro-batch, beside which parameters are gathered and gradients reduced. Overlapped, both go bucket by
+    bucket: the last bucket of gradients is ready only when the backward is over, the first of parameters is
+    needed before the forward. Without overlap there is one bucket, as in Megatron-Core's
+    ``DistributedDataParallel``.
     """
     table, eff = pricing.low.table, pricing.eff
     sharded = ~table.is_word("dp_sharding", "none")
-    reduce, gather = np.zeros(len(table)), np.zeros(len(table))
-    dense, expert = _grids(table)
+    wide = _parameter_bytes(pricing)
+    reduced, gathered = (
+        _Buckets(table, table.overlap_grad_reduce),
+        _Buckets(table, table.overlap_param_gather),
+    )
+    dense, expert = _grids(pricing)
     for grid, count in ((dense, parameters.dense), (expert, parameters.expert)):
-        reduce = reduce + _reduce_seconds(pricing, grid, count * gradient_bytes(table), scatter=sharded)
-        size = count * _parameter_bytes(pricing)
-        if grid is dense:
-            size = size + parameters.tables * (2.0 - _parameter_bytes(pricing))
-        gather = gather + np.where(sharded, pricing.network.all_gather(size, grid.shard), 0.0)
-    # The last bucket is ready only when the backward pass is over, the first is needed before the forward.
-    buckets = np.maximum(1.0, (parameters.dense + parameters.expert) / _BUCKET_PARAMETERS)
+        number = reduced.number(count)
+        size = count * gradient_bytes(table) / number
+        reduced.add(number, _reduce_seconds(pricing, grid, size, scatter=sharded))
+        number = gathered.number(count)
+        size = count * wide + (parameters.tables * (2.0 - wide) if grid is dense else 0.0)
+        gathered.add(number, np.where(sharded, pricing.network.all_gather(size / number, grid.shard), 0.0))
     # Gradients that are kept sharded leave after every micro-batch.
     every = np.where(table.is_word("dp_sharding", "zero2"), table.num_microbatches, 1)
     exposed = np.zeros(len(table))
-    for seconds, window, on, times in (
-        (reduce, backward, table.overlap_grad_reduce, every),
-        (gather, forward, table.overlap_param_gather, 1),
-    ):
-        hidden = np.where(on, np.minimum(seconds * (1 - 1 / buckets), eff.dp_overlap * window), 0.0)
-        exposed = exposed + times * (seconds - hidden * (1 - eff.overlap_slowdown))
+    for buckets, window, times in ((reduced, backward, every), (gathered, forward, 1)):
+        hidden = np.minimum(buckets.total - buckets.largest, eff.dp_overlap * window)
+        hidden = np.where(buckets.overlapped, hidden, 0.0)
+        exposed = exposed + times * (buckets.total - hidden * (1 - eff.overlap_slowdown))
     per_layer = table.is_word("dp_sharding", "fsdp", "hsdp")
     return np.where(per_layer, 0.0, exposed)
+
+
+class _Buckets:
+    """Seconds of all buckets of a step and of the largest one, (n,) each."""
+
+    def __init__(self, table: Table, overlapped: Bools) -> None:
+        self.overlapped = overlapped
+        self.total, self.largest = np.zeros(len(table)), np.zeros(len(table))
+        self._parameters = np.maximum(_BUCKET_PARAMETERS, _BUCKET_PARAMETERS_PER_RANK * table.dp)
+
+    def number(self, parameters: Floats) -> Floats:
+        """Buckets that ``parameters`` of one kind fill."""
+        whole = np.ceil(parameters / self._parameters)
+        return np.where(self.overlapped, np.maximum(whole, 1.0), 1.0)
+
+    def add(self, number: Floats, each: Floats) -> None:
+        """``number`` buckets of ``each`` seconds."""
+        self.total = self.total + number * each
+        self.largest = np.maximum(self.largest, each)
 
 
 def tied_embedding_seconds(pricing: Pricing) -> Floats:
@@ -113,10 +142,6 @@ def tied_embedding_seconds(pricing: Pricing) -> Floats:
     size = low.vocab * table.model.hidden_size * gradient_bytes(table)
     two = (table.pp > 1) & table.model.share_embeddings_and_output_weights
     return np.where(two, pricing.network.all_reduce(size, pair), 0.0)
-
-
-_BUCKET_PARAMETERS = 40e6
-"""Megatron-Core's default bucket, ``max(40e6, 1e6 * dp)`` elements (DistributedDataParallelConfig)."""
 
 
 def layer_exposed(
@@ -150,7 +175,7 @@ def _unit_exposed(
         return zeros, zeros
     gather, reduce = np.zeros(len(table)), np.zeros(len(table))
     yes = np.ones(len(table), dtype=np.bool_)
-    for grid, count in zip(_grids(table), sizes, strict=True):
+    for grid, count in zip(_grids(pricing), sizes, strict=True):
         gather = gather + pricing.network.all_gather(count * bytes_each, grid.shard)
         reduce = reduce + _reduce_seconds(pricing, grid, count * gradient_bytes(table), scatter=yes)
     again = np.where(table.fsdp_reshard_after_forward, gather, 0.0)

@@ -27,8 +27,9 @@ from shardwise.engine.collectives.libraries import (
     simple_hop,
 )
 from shardwise.engine.collectives.placement import Group
-from shardwise.engine.collectives.routing import Spread
+from shardwise.engine.collectives.routing import Spread, dispatch_spread
 from shardwise.engine.efficiency import Efficiency
+from shardwise.engine.model import Model
 from shardwise.engine.table import Bools, Floats
 
 
@@ -60,6 +61,8 @@ class Network:
     cluster: Cluster
     efficiency: Efficiency
     _paths: dict[Group, _Path] = field(default_factory=dict)
+    _spreads: dict[Group, Spread] = field(default_factory=dict)
+    """Of the one model that the groups' table has."""
 
     @property
     def library(self) -> Library:
@@ -203,14 +206,16 @@ class Network:
         between = between * self._spine(group)
         return np.asarray(self._exchange_latency(group) + np.maximum(inside, between))
 
-    def dispatch(self, sent_bytes: Floats, group: Group, spread: Spread) -> Floats:
+    def dispatch(self, sent_bytes: Floats, group: Group, model: Model) -> Floats:
         """DeepEP- or HybridEP-like exchange (seconds) of what would be ``sent_bytes`` with one copy of a
         token per expert.
 
         A token goes once to each domain that wants it, over the sender's NIC, and from there over the
         fabric once to each rank that wants it (arXiv:2412.19437, section 3.2.2); both run side by side.
         """
-        share = self.efficiency.deepep
+        if group not in self._spreads:
+            self._spreads[group] = dispatch_spread(model, group)
+        spread, share = self._spreads[group], self.efficiency.deepep
         # What a rank gets has come over the fabric unless it arrived on its own rail.
         inside = sent_bytes * spread.ranks * (group.local - 1) / group.local / (self.fabric(group) * share)
         between = sent_bytes * spread.domains / (self.nic(group) * share) * self._spine(group)

@@ -43,8 +43,11 @@ def dispatch_spread(model: Model, group: Group) -> Spread:
 
 
 def _per_value(parts: Floats, choice: tuple[int, int, int, int]) -> Floats:
-    values, inverse = np.unique(parts, return_inverse=True)
-    return np.asarray([distinct_parts(int(value), *choice) for value in values])[inverse]
+    whole = parts.astype(np.int64)
+    lookup = np.zeros(int(whole.max(initial=0)) + 1)
+    for value in np.flatnonzero(np.bincount(whole)):
+        lookup[value] = distinct_parts(int(value), *choice)
+    return np.asarray(lookup[whole])
 
 
 @lru_cache(maxsize=4096)

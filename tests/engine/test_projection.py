@@ -112,9 +112,19 @@ def test_context_parallelism_is_no_gift() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(r=recipes())
-def test_hiding_communication_never_slows_a_step(r: Recipe) -> None:
+def test_hiding_communication_slows_a_step_by_its_buckets_latency_at_most(r: Recipe) -> None:
+    """Overlapped, gradients go in buckets, each with a ring's latency: little where compute hides few."""
     shown = r.with_(overlap_grad_reduce=False, overlap_param_gather=False, tp_comm_overlap=False)
-    assert step_s(r) <= step_s(shown) * (1 + 1e-12)
+    assert step_s(r) <= step_s(shown) * 1.08
+    same = shown.with_(tp_comm_overlap=r.tp_comm_overlap)
+    assert step_s(same) <= step_s(shown) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("base", [MIXTRAL, LLAMA, DEEPSEEK])
+def test_hiding_gradients_and_parameters_pays(base: dict[str, Any]) -> None:
+    r = recipe(base, pp=1, gbs=512, dp_sharding="zero1")
+    shown = r.with_(overlap_grad_reduce=False, overlap_param_gather=False)
+    assert step_s(r) < step_s(shown) * 0.999
 
 
 @pytest.mark.parametrize("base", [MIXTRAL, LLAMA, DEEPSEEK])
