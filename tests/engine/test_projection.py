@@ -113,18 +113,23 @@ def test_context_parallelism_is_no_gift() -> None:
 @settings(max_examples=30, deadline=None)
 @given(r=recipes())
 def test_hiding_communication_slows_a_step_by_its_buckets_latency_at_most(r: Recipe) -> None:
-    """Overlapped, gradients go in buckets, each with a ring's latency: little where compute hides few."""
+    """Overlapped, gradients go in buckets, each with a ring's latency: of a 128 MiB all-reduce over four
+    nodes of B200 a third (260 of 377 GB/s, tests/data/bus_bandwidths.yaml): at worst half as much again."""
     shown = r.with_(overlap_grad_reduce=False, overlap_param_gather=False, tp_comm_overlap=False)
-    assert step_s(r) <= step_s(shown) * 1.08
+    whole = project(shown).time_breakdown_s["dp_comm_exposed"]
+    assert step_s(r) <= step_s(shown) + 0.5 * whole
     same = shown.with_(tp_comm_overlap=r.tp_comm_overlap)
     assert step_s(same) <= step_s(shown) * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("base", [MIXTRAL, LLAMA, DEEPSEEK])
 def test_hiding_gradients_and_parameters_pays(base: dict[str, Any]) -> None:
-    r = recipe(base, dp_sharding="zero1", pp_schedule="1f1b")
-    shown = r.with_(overlap_grad_reduce=False, overlap_param_gather=False)
-    assert step_s(r) < step_s(shown) * 0.999
+    r = recipe(base, dp_sharding="zero1")
+    shown, hidden = (
+        project(r.with_(overlap_grad_reduce=on, overlap_param_gather=on)).time_breakdown_s["dp_comm_exposed"]
+        for on in (False, True)
+    )
+    assert hidden < 0.9 * shown
 
 
 @pytest.mark.parametrize("base", [MIXTRAL, LLAMA, DEEPSEEK])
