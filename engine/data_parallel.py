@@ -27,7 +27,8 @@ without, 1871, 2484, 3187 and 4189 ms with a quarter to all of 1.9e9 parameters 
 
 
 _BUCKET_PARAMETERS, _BUCKET_PARAMETERS_PER_RANK = 40e6, 1e6
-"""Megatron-Core's default bucket, ``max(40e6, 1e6 * dp)`` elements (DistributedDataParallelConfig)."""
+"""Megatron-Core's default bucket, ``max(40e6, 1e6 * dp * cp)`` elements, so that a ring's chunks outlast its
+hops (``resolve_ddp_bucket_size``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ class _Buckets:
     def __init__(self, table: Table, overlapped: Bools, launch_s: float) -> None:
         self.overlapped, self._launch_s = overlapped, launch_s
         self.total, self.largest = np.zeros(len(table)), np.zeros(len(table))
-        self._parameters = np.maximum(_BUCKET_PARAMETERS, _BUCKET_PARAMETERS_PER_RANK * table.dp)
+        self._parameters = np.maximum(_BUCKET_PARAMETERS, _BUCKET_PARAMETERS_PER_RANK * table.dp * table.cp)
 
     def number(self, parameters: Floats) -> Floats:
         """Buckets that ``parameters`` of one kind fill."""

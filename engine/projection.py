@@ -217,7 +217,8 @@ def _pipeline_transfers(low: Lowered, pricing: Pricing, forward: Floats, backwar
     """
     table, cluster, eff = low.table, low.table.cluster, pricing.eff
     apart = cluster.world_size // table.pp >= cluster.scale_up_size
-    flight = pricing.network.point_to_point(residual_bytes(low), apart)
+    above = (cluster.pod_size is not None) & (cluster.world_size // table.pp >= (cluster.pod_size or 0))
+    flight = pricing.network.point_to_point(residual_bytes(low), apart, above)
     hop = eff.collective_launch_s + flight
     m, v = table.num_microbatches, table.vpp
     overlapped = (v > 1) & table.overlap_p2p_comm

@@ -1,8 +1,9 @@
 """What a collective library's protocols cost: NCCL and RCCL.
 
 *LL* sends flags beside the data: quick to start, at a small part of the bandwidth. *Simple* waits for whole
-chunks: slow to start, at the full bandwidth. A call takes whichever is sooner, as the libraries' tuners do.
-A hop's latency is the link's own (``Fabric.latency_s``, ``Nic.latency_s``) plus what the protocol adds.
+chunks: slow to start, at the full bandwidth. *LL128* (NVLink only) is between: 120 of 128 bytes are data. A
+call takes whichever is sooner, as the libraries' tuners do. A hop's latency is the link's own
+(``Fabric.latency_s``, ``Nic.latency_s``) plus what the protocol adds.
 """
 
 from __future__ import annotations
@@ -13,27 +14,37 @@ from shardwise.engine.cluster import GPU, Fabric
 
 
 @dataclass(frozen=True, slots=True)
-class Library:
-    """Latencies in seconds; shares are of the bandwidth that a large ring reaches."""
+class Protocol:
+    """Latencies in seconds; the shares are of the bandwidth that a large ring reaches."""
 
-    ll_base_s: float
-    """Start of a call under LL."""
-    simple_base_s: float
-    """Start of a call under Simple."""
-    simple_hop_s: float
-    """What Simple adds to a hop over the fabric; LL adds nothing."""
-    pcie_hop_s: float
-    """The same over PCIe."""
-    ll_net_s: float
-    """What LL adds to a ring's hop between nodes."""
-    ll_tree_net_s: float
-    """What LL adds to a tree's hop between nodes."""
-    simple_net_s: float
-    """What Simple adds to a hop between nodes."""
-    ll_inside: float
-    """Bandwidth of LL inside a domain."""
-    ll_between: float
-    """Bandwidth of LL between domains."""
+    base_s: float
+    """Start of a call."""
+    hop_s: float
+    """What it adds to a hop over the fabric."""
+    ring_net_s: float
+    """What it adds to a ring's hop between nodes."""
+    tree_net_s: float
+    """What it adds to a tree's hop between nodes."""
+    inside: float = 1.0
+    """Bandwidth inside a domain."""
+    between: float = 1.0
+    """Bandwidth between domains."""
+    pcie_hop_s: float = 0.0
+    """What it adds to a hop over PCIe, in place of ``hop_s``."""
+
+    def hop(self, fabric: Fabric) -> float:
+        """Seconds of one hop over ``fabric``."""
+        return fabric.latency_s + (self.pcie_hop_s if fabric.kind == "pcie" else self.hop_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A library's protocols and what else its tuner knows."""
+
+    ll: Protocol
+    ll128: Protocol | None
+    """Used inside NVLink domains and between them; None where the library has none."""
+    simple: Protocol
     tree: float
     """Bandwidth of a tree of middling messages, where it beats a ring's many hops."""
     pat: bool
@@ -41,34 +52,22 @@ class Library:
 
 
 NCCL = Library(
-    ll_base_s=6.6e-6,
-    simple_base_s=8.4e-6,
-    simple_hop_s=2.8e-6,
-    pcie_hop_s=4.7e-6,
-    ll_net_s=0.7e-6,
-    ll_tree_net_s=3.0e-6,
-    simple_net_s=12e-6,
-    ll_inside=0.375,
-    ll_between=0.11,
+    ll=Protocol(6.6e-6, 0.0, ring_net_s=0.7e-6, tree_net_s=3.0e-6, inside=0.375, between=0.11),
+    ll128=Protocol(14e-6, 1.3e-6, ring_net_s=2.0e-6, tree_net_s=6.5e-6, inside=0.92, between=0.92),
+    simple=Protocol(8.4e-6, 2.8e-6, ring_net_s=12e-6, tree_net_s=12e-6, pcie_hop_s=4.7e-6),
     tree=0.46,
     pat=True,
 )
 """NCCL's tuner constants (NVIDIA/nccl, src/graph/tuning.cc, ncclTunerConstantsDefaults): base latencies; hops
-of 3.4 us over NVLink, 5.7 over PCIe and 14 over the network under Simple, less the catalog's link latency;
-LL's ceilings of 87.7 (Ampere), 141 (Hopper) and 282 GB/s (Blackwell) over the ring's 235, 370 and 700 in a
-node, 19 over 190 between more than two nodes; a tree at 0.92 of the ring, times about 0.5 for sizes up to
-some MiB (treeCorrectionFactor)."""
+of 0.6 us over NVLink and 2.7 over the network under LL, 1.9 and 4 under LL128, 3.4 and 14 under Simple (5.7
+over PCIe), less the catalog's link latencies; LL's ceilings of 87.7 (Ampere), 141 (Hopper) and 282 GB/s
+(Blackwell) over the ring's 235, 370 and 700 in a node, 19 over 190 between more than two nodes; a tree at
+0.92 of the ring, times about 0.5 for sizes up to some MiB (treeCorrectionFactor)."""
 
 RCCL = Library(
-    ll_base_s=12e-6,
-    simple_base_s=41e-6,
-    simple_hop_s=1.65e-6,
-    pcie_hop_s=4.7e-6,
-    ll_net_s=7.5e-6,
-    ll_tree_net_s=8.5e-6,
-    simple_net_s=23e-6,
-    ll_inside=0.08,
-    ll_between=0.08,
+    ll=Protocol(12e-6, 0.0, ring_net_s=7.5e-6, tree_net_s=8.5e-6, inside=0.08, between=0.08),
+    ll128=None,
+    simple=Protocol(41e-6, 1.65e-6, ring_net_s=23e-6, tree_net_s=23e-6, pcie_hop_s=4.7e-6),
     tree=0.46,
     pat=False,
 )
@@ -104,8 +103,3 @@ PCIE_SHARE = 0.7
 def library(gpu: GPU) -> Library:
     """The vendor's library; NCCL where there is none known."""
     return RCCL if gpu.vendor == "amd" else NCCL
-
-
-def simple_hop(lib: Library, fabric: Fabric) -> float:
-    """Seconds of one hop over the fabric under Simple."""
-    return fabric.latency_s + (lib.pcie_hop_s if fabric.kind == "pcie" else lib.simple_hop_s)

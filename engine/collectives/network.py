@@ -23,8 +23,8 @@ from shardwise.engine.collectives.libraries import (
     PCIE_SHARE,
     PEER_S,
     Library,
+    Protocol,
     library,
-    simple_hop,
 )
 from shardwise.engine.collectives.placement import Group
 from shardwise.engine.collectives.routing import Spread, dispatch_spread
@@ -39,17 +39,14 @@ class _Path:
 
     ring: Floats
     """Seconds per byte that every member ends up with, all-gathered by a ring."""
-    low_latency: float | Floats
-    """LL's seconds per byte over the ring's."""
-    gather_ll: Floats
-    gather: Floats
+    rings: tuple[tuple[Floats, Floats | float], ...]
+    """For each protocol its latency and its seconds per byte over ``ring``: all-gather, reduce-scatter."""
+    reductions: tuple[tuple[Floats, Floats | float], ...]
+    """The same for all-reduce, seconds over a ring's ``2 ring``: protocols of small messages, and trees."""
     pat: Floats | None
-    reduce_ll: Floats
-    reduce_tree: Floats | None
-    """None where no group leaves its domain: a tree only saves network hops."""
-    reduce: Floats
-    reduce_share: Floats | float
-    """All-reduce's seconds per byte of the best algorithm for large messages, over twice ``ring``."""
+    """With one member a domain; None where there is no such group."""
+    large: tuple[Floats, Floats | float]
+    """All-reduce's best algorithm for large messages."""
     in_switch: Bools | None
     """Whose all-reduce the switches do; None when nobody's."""
 
@@ -109,58 +106,80 @@ class Network:
         several, apart = size > 1, domains > 1
         across = bool(apart.any())
         launch = self.efficiency.collective_launch_s
-        bandwidth = self.ring_bandwidth(group)
-        hop = simple_hop(lib, fabric)
-        inside, between = size - domains, domains - 1
+        up = np.ceil(np.log2(domains)) if across else domains - 1
 
         def latency(base: float, hops: Floats) -> Floats:
             return np.where(several, launch + base + hops, 0.0)
 
-        ring_ll = inside * fabric.latency_s + between * (nic.latency_s + lib.ll_net_s)
-        ring = inside * hop + between * (nic.latency_s + lib.simple_net_s)
-        up = np.ceil(np.log2(domains)) if across else np.zeros_like(domains)
-        tree_ll = 2 * ((local - 1) * fabric.latency_s + up * (nic.latency_s + lib.ll_tree_net_s))
-        tree = 2 * ((local - 1) * hop + up * (nic.latency_s + lib.simple_net_s))
-        reduce, share, in_switch = latency(lib.simple_base_s, 2 * ring), np.ones_like(size), None
+        def ring(protocol: Protocol) -> Floats:
+            network = nic.latency_s + protocol.ring_net_s
+            return np.asarray((size - domains) * protocol.hop(fabric) + (domains - 1) * network)
+
+        def tree(protocol: Protocol) -> Floats:
+            network = nic.latency_s + protocol.tree_net_s
+            return np.asarray(2 * ((local - 1) * protocol.hop(fabric) + up * network))
+
+        def cost(protocol: Protocol) -> Floats | float:
+            if protocol.inside == protocol.between or not across:
+                return 1 / protocol.inside
+            return np.where(apart, 1 / protocol.between, 1 / protocol.inside)
+
+        nvlink = fabric.kind != "pcie"
+        protocols = [lib.ll, lib.simple] + ([lib.ll128] if lib.ll128 and nvlink else [])
+        reductions = [(latency(lib.ll.base_s, np.minimum(tree(lib.ll), 2 * ring(lib.ll))), cost(lib.ll))]
+        if lib.ll128 and nvlink:
+            reductions.append((latency(lib.ll128.base_s, 2 * ring(lib.ll128)), cost(lib.ll128)))
+        if across:
+            # A tree saves hops of the network only.
+            hops = np.where(apart, tree(lib.simple), np.inf)
+            reductions.append((latency(lib.simple.base_s, hops), 1 / lib.tree))
         pat = None
-        if fabric.in_switch_reduction:
-            wide = local >= NVLS_LEAST
-            in_switch = wide & ~apart
-            share = np.where(in_switch, 1 / NVLS_SPEEDUP, share)
-            reduce = np.where(in_switch, launch + NVLS_LATENCY_S, reduce)
-            in_switch = in_switch if bool(in_switch.any()) else None
-            if across:
-                # Two domains exchange their sums: each sends the message once, which a ring does twice.
-                pair = wide & (domains == 2) & (group.size <= group.podded)
-                once = size / (2 * (size - 1)) / (self.nic(group) * local) * bandwidth
-                best = np.maximum(bandwidth / (self.fabric(group) * NVLS_SPEEDUP), once)
-                share = np.where(pair, np.minimum(best, 1.0), share)
-                latencies = NVLS_LATENCY_S + 2 * (nic.latency_s + lib.simple_net_s)
-                reduce = np.where(pair, np.minimum(launch + latencies, reduce), reduce)
-        if across and lib.pat:
-            alone = (local == 1) & apart
+        if across and lib.pat and bool((alone := (local == 1) & apart).any()):
             hops = np.where(alone, up * PAT_HOP_S + size * PAT_RANK_S, np.inf)
-            pat = latency(lib.simple_base_s, hops) if bool(alone.any()) else None
+            pat = latency(lib.simple.base_s, hops)
+        bandwidth = self.ring_bandwidth(group)
+        start, share, in_switch = self._large(
+            group, bandwidth, latency(lib.simple.base_s, 2 * ring(lib.simple))
+        )
         return _Path(
             ring=(size - 1) / size / bandwidth,
-            low_latency=1 / np.where(apart, lib.ll_between, lib.ll_inside) if across else 1 / lib.ll_inside,
-            gather_ll=latency(lib.ll_base_s, ring_ll),
-            gather=latency(lib.simple_base_s, ring),
+            rings=tuple((latency(p.base_s, ring(p)), cost(p)) for p in protocols),
+            reductions=tuple(reductions),
             pat=pat,
-            reduce_ll=latency(lib.ll_base_s, np.minimum(tree_ll, 2 * ring_ll)),
-            reduce_tree=latency(lib.simple_base_s, np.where(apart, tree, np.inf)) if across else None,
-            reduce=reduce,
-            reduce_share=share,
+            large=(start, share),
             in_switch=in_switch,
         )
 
+    def _large(
+        self, group: Group, bandwidth: Floats, ring: Floats
+    ) -> tuple[Floats, Floats | float, Bools | None]:
+        """All-reduce of large messages: latency, seconds over a ring's, and whose the switches do.
+
+        ``ring``: a ring's latency.
+        """
+        if not self.cluster.fabric.in_switch_reduction:
+            return ring, 1.0, None
+        launch, nic = self.efficiency.collective_launch_s, self.cluster.nic
+        wide, apart = group.local >= NVLS_LEAST, group.domains > 1
+        in_switch = wide & ~apart
+        share = np.where(in_switch, 1 / NVLS_SPEEDUP, 1.0)
+        start = np.where(in_switch, launch + NVLS_LATENCY_S, ring)
+        if bool(apart.any()):
+            # Two domains exchange their sums: each sends the message once, which a ring does twice.
+            pair = wide & (group.domains == 2) & (group.size <= group.podded)
+            once = group.size / (2 * np.maximum(group.size - 1, 1)) / (self.nic(group) * group.local)
+            best = np.maximum(bandwidth / (self.fabric(group) * NVLS_SPEEDUP), once * bandwidth)
+            share = np.where(pair, np.minimum(best, 1.0), share)
+            exchange = NVLS_LATENCY_S + 2 * (nic.latency_s + self.library.simple.tree_net_s)
+            start = np.where(pair, np.minimum(launch + exchange, start), start)
+        return start, share, in_switch if bool(in_switch.any()) else None
+
     def all_gather(self, total_bytes: Floats, group: Group) -> Floats:
-        """All-gather to ``total_bytes`` on every member (seconds): a ring under LL or Simple, or PAT."""
+        """All-gather to ``total_bytes`` on every member (seconds): a ring under its best protocol, or PAT."""
         path = self._path(group)
-        moving = total_bytes * path.ring
-        seconds = np.minimum(path.gather_ll + moving * path.low_latency, path.gather + moving)
+        seconds = _soonest(total_bytes * path.ring, path.rings)
         if path.pat is not None:
-            seconds = np.minimum(seconds, path.pat + moving / PAT_SHARE)
+            seconds = np.minimum(seconds, path.pat + total_bytes * path.ring / PAT_SHARE)
         return np.asarray(seconds)
 
     def reduce_scatter(self, total_bytes: Floats, group: Group) -> Floats:
@@ -168,20 +187,17 @@ class Network:
         return self.all_gather(total_bytes, group)
 
     def all_reduce(self, total_bytes: Floats, group: Group) -> Floats:
-        """All-reduce (seconds): the soonest of LL, a tree, and the best for large messages, which is a ring,
-        the switches' own sum (NVLink SHARP), or for two domains the exchange of their sums."""
+        """All-reduce (seconds): the soonest of a ring or a tree under each protocol and the best for large
+        messages: a ring, the switches' own sum (NVLink SHARP), or for two domains the exchange of sums."""
         path = self._path(group)
-        ring = 2 * total_bytes * path.ring
-        large = ring * path.reduce_share
-        seconds = path.reduce + large
+        ring, (start, share) = 2 * total_bytes * path.ring, path.large
+        large = ring * share
+        seconds = start + large
         if path.in_switch is not None:
-            most = 2 * NVLS_PIPELINE_BYTES * group.size * path.ring * path.reduce_share
+            most = 2 * NVLS_PIPELINE_BYTES * group.size * path.ring * share
             filling = 2 * np.sqrt(np.minimum(large, most) * NVLS_CHUNK_S * group.size)
             seconds = np.where(path.in_switch, seconds + filling, seconds)
-        seconds = np.minimum(seconds, path.reduce_ll + ring * path.low_latency)
-        if path.reduce_tree is not None:
-            seconds = np.minimum(seconds, path.reduce_tree + ring / self.library.tree)
-        return np.asarray(seconds)
+        return np.minimum(seconds, _soonest(ring, path.reductions))
 
     def sharded_reduce(self, total_bytes: Floats, shards: Group, replicas: Group) -> Floats:
         """Seconds of a hybrid-sharded reduction: scattered over the shard group, then each shard all-reduced
@@ -229,16 +245,29 @@ class Network:
     def _exchange_latency(self, group: Group) -> Floats:
         lib, nic = self.library, self.cluster.nic
         peers = (group.local - 1) * self.cluster.fabric.latency_s + (group.size - group.local) * PEER_S
-        peers = peers + np.where(group.domains > 1, nic.latency_s + lib.simple_net_s, 0.0)
-        start = self.efficiency.collective_launch_s + lib.ll_base_s
+        peers = peers + np.where(group.domains > 1, nic.latency_s + lib.simple.tree_net_s, 0.0)
+        start = self.efficiency.collective_launch_s + lib.ll.base_s
         return np.where(group.size > 1, start + peers, 0.0)
 
-    def point_to_point(self, sent_bytes: Floats, crosses_domain: np.ndarray) -> Floats:
-        """One message to one peer (seconds): over one fabric link (mesh), the fabric (switch) or the NIC."""
+    def point_to_point(
+        self, sent_bytes: Floats, crosses_domain: np.ndarray, leaves_pod: np.ndarray | bool = False
+    ) -> Floats:
+        """One message to one peer (seconds): over one fabric link (mesh), the fabric (switch) or the NIC,
+        which has its part of the spine when everybody's message leaves the pod."""
         fabric, nic, lib = self.cluster.fabric, self.cluster.nic, self.library
         links = max(fabric.domain_size - 1, 1) if fabric.kind == "mesh" else 1
         share = self.efficiency.fabric * (PCIE_SHARE if fabric.kind == "pcie" else 1.0)
-        inside = simple_hop(lib, fabric) + sent_bytes / (fabric.bandwidth_bytes_per_s * share / links)
-        start = nic.latency_s + lib.simple_net_s
-        outside = start + sent_bytes / (nic.bandwidth_bytes_per_s * self.efficiency.nic)
+        inside = lib.simple.hop(fabric) + sent_bytes / (fabric.bandwidth_bytes_per_s * share / links)
+        start = nic.latency_s + lib.simple.tree_net_s
+        spine = np.where(leaves_pod, self.cluster.oversubscription, 1.0)
+        outside = start + sent_bytes * spine / (nic.bandwidth_bytes_per_s * self.efficiency.nic)
         return np.asarray(np.where(crosses_domain, outside, inside))
+
+
+def _soonest(ring: Floats, ways: tuple[tuple[Floats, Floats | float], ...]) -> Floats:
+    """The least of ``latency + cost * ring`` over the ways, (latency, cost) each."""
+    (latency, cost), *rest = ways
+    seconds = latency + ring * cost
+    for latency, cost in rest:
+        seconds = np.minimum(seconds, latency + ring * cost)
+    return np.asarray(seconds)

@@ -15,6 +15,8 @@ from shardwise.engine.collectives import Group, Network, dispatch_spread, place
 from shardwise.engine.collectives.routing import distinct_parts
 from shardwise.engine.efficiency import priors
 from shardwise.engine.errors import ConfigError
+from shardwise.engine.projection import project
+from shardwise.engine.recipe_io import load_recipe
 
 CLUSTERS = (
     *("h100:8x8", "b200:8x8", "gb200:36x4", "a100-80gb:8x8", "v100-32gb:4x8", "l40s:4x8"),
@@ -242,3 +244,34 @@ def test_router_groups_are_checked() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             model.with_(**change)
+
+
+def test_hybrid_shards_keep_gathers_inside_a_slow_networks_nodes() -> None:
+    """HSDP gathers in the node and all-reduces a shard over the replicas; FSDP gathers over everything."""
+
+    def shown(**changes: Any) -> float:
+        fields = {"model": "llama-3-8b", "cluster": "h100:4x8", "mbs": 1, "gbs": 32, "seq_len": 8192}
+        base = load_recipe(fields | changes)
+        slow = base.cluster.with_(nic=base.cluster.nic.with_(bandwidth_bytes_per_s=5e9))
+        return project(base.with_(cluster=slow)).time_breakdown_s["dp_comm_exposed"]
+
+    fsdp, hsdp = shown(dp_sharding="fsdp"), shown(dp_sharding="hsdp", dp_shard_size=8)
+    assert hsdp < 0.95 * fsdp
+
+
+def test_pipeline_transfers_climb_an_oversubscribed_spine() -> None:
+    net = network(catalog.cluster("h100:32x8").with_(oversubscription=4.0, pod_size=64))
+    size, yes = np.array([1e9]), np.array([True])
+    below, above = (float(net.point_to_point(size, yes, leaves)[0]) for leaves in (False, True))
+    assert above == pytest.approx(4 * below, rel=0.01)
+
+
+def test_a_rings_latency_grows_with_its_ranks() -> None:
+    """Which is why Megatron-Core's buckets grow with the data-parallel size."""
+    net = network("h100:128x8")
+    few, many = (
+        net.reduce_scatter(np.array([4e6 * ranks]), group(net, ranks))[0]
+        - 4e6 * ranks / net.ring_bandwidth(group(net, ranks))[0]
+        for ranks in (64, 1024)
+    )
+    assert 8 < many / few < 20
