@@ -1,0 +1,1 @@
+"""What is measured instead of computed. Needs torch, which is imported when something is measured only."""

@@ -1,0 +1,320 @@
+"""One pipeline rank of a recipe as megatron-core's own modules, on fake tensors: no GPU, no memory.
+
+A process group that does nothing stands in for the others, so every shape is the rank's own. Of
+Transformer Engine, which runs on GPUs only, there are stand-ins that keep what it keeps: fused attention
+(output and softmax statistics), a fused norm (input and deviation), one product over all local experts.
+Experts get the same number of tokens each, since a fake router has no values to route by.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+
+from shardwise.engine.recipe import Recipe
+
+
+def transformer_config(recipe: Recipe) -> Any:
+    """The recipe as megatron-core's configuration; raises where megatron-core refuses it."""
+    from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+
+    r, m = recipe, recipe.model
+    fields: dict[str, Any] = {
+        "num_layers": m.num_layers, "hidden_size": m.hidden_size, "ffn_hidden_size": m.ffn_hidden_size,
+        "num_attention_heads": m.num_attention_heads, "kv_channels": m.kv_channels,
+        "gated_linear_unit": m.gated_linear_unit, "add_bias_linear": m.add_bias_linear,
+        "normalization": m.normalization, "mtp_num_layers": m.mtp_num_layers or None,
+        "tensor_model_parallel_size": r.tp, "pipeline_model_parallel_size": r.pp,
+        "virtual_pipeline_model_parallel_size": r.vpp if r.vpp > 1 else None,
+        "context_parallel_size": r.cp, "expert_model_parallel_size": r.ep,
+        "expert_tensor_parallel_size": r.etp, "sequence_parallel": r.sequence_parallel,
+        "pipeline_dtype": torch.bfloat16, "bf16": True, "params_dtype": torch.bfloat16,
+        "num_layers_in_first_pipeline_stage": r.num_layers_in_first_pipeline_stage,
+        "num_layers_in_last_pipeline_stage": r.num_layers_in_last_pipeline_stage,
+        "account_for_embedding_in_pipeline_split": r.account_for_embedding_in_pipeline_split,
+        "account_for_loss_in_pipeline_split": r.account_for_loss_in_pipeline_split,
+        "overlap_moe_expert_parallel_comm": r.overlap_moe_expert_parallel_comm,
+    }  # fmt: skip
+    if m.gated_linear_unit:
+        fields["activation_func"] = torch.nn.functional.silu
+    if r.recompute != "none":
+        fields["recompute_granularity"] = r.recompute
+    if r.recompute == "full":
+        fields |= {"recompute_method": r.recompute_method, "recompute_num_layers": r.recompute_num_layers}
+    if r.recompute == "selective":
+        fields["recompute_modules"] = list(r.recompute_modules)
+    if m.is_moe:
+        flex = r.moe_token_dispatcher in ("deepep", "hybridep")
+        fields |= {
+            "num_moe_experts": m.num_experts, "moe_router_topk": m.moe_router_topk,
+            "moe_ffn_hidden_size": m.moe_ffn_hidden_size, "moe_grouped_gemm": True,
+            "moe_token_dispatcher_type": "flex" if flex else r.moe_token_dispatcher,
+            "moe_router_load_balancing_type": "aux_loss",
+        }  # fmt: skip
+    if not m.multi_latent_attention:
+        return TransformerConfig(num_query_groups=m.num_query_groups, **fields)
+    return MLATransformerConfig(
+        q_lora_rank=m.q_lora_rank, kv_lora_rank=m.kv_lora_rank, qk_head_dim=m.qk_head_dim,
+        qk_pos_emb_head_dim=m.qk_pos_emb_head_dim, v_head_dim=m.v_head_dim, **fields,
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def rank_of(recipe: Recipe, stage: int) -> Iterator[None]:
+    """A world of which this process is a rank of pipeline stage ``stage``."""
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    rank = stage * recipe.world_size // recipe.pp
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=recipe.world_size)
+    try:
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=recipe.tp,
+            pipeline_model_parallel_size=recipe.pp,
+            virtual_pipeline_model_parallel_size=recipe.vpp if recipe.vpp > 1 else None,
+            context_parallel_size=recipe.cp,
+            expert_model_parallel_size=recipe.ep,
+            expert_tensor_parallel_size=recipe.etp,
+            create_gloo_process_groups=False,
+        )
+        yield
+    finally:
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def without_gpu(*, fused: bool) -> Iterator[None]:
+    """megatron-core where there is no GPU: no streams, no generators of random numbers, no compiling.
+    ``fused``: rotary embeddings as one kernel."""
+    from megatron.core.fusions import fused_softmax
+    from megatron.core.tensor_parallel import random as rng
+    from megatron.core.transformer import attention, multi_latent_attention, torch_norm
+
+    def mask(size: int) -> torch.Tensor:
+        return torch.triu(torch.ones(size, size, dtype=torch.bool), diagonal=1)
+
+    def norm(cls: object, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> torch.nn.Module:
+        return FusedNorm(hidden_size, eps, centred=config.normalization == "LayerNorm")
+
+    def rotary(x: torch.Tensor, freqs: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        turned: torch.Tensor = _Rotary.apply(x, freqs)
+        return turned
+
+    nothing = contextlib.nullcontext
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in (
+            (torch.Tensor, "cuda", lambda self, *_, **__: self),
+            (torch.cuda, "Stream", lambda *_, **__: None),
+            (torch.cuda, "current_device", lambda: torch.device("cpu")),
+            (rng.CudaRNGStatesTracker, "fork", lambda *_, **__: nothing()),
+            (rng, "_get_all_rng_states", lambda *_: ()),
+            (rng, "_set_all_rng_states", lambda *_: None),
+            (rng, "_fork_rng", nothing),
+            (fused_softmax, "get_default_causal_mask", mask),
+            (torch_norm.WrappedTorchNorm, "__new__", norm),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, value))
+        if fused:
+            for owner in (attention, multi_latent_attention):
+                stack.enter_context(mock.patch.object(owner, "apply_rotary_pos_emb", rotary))
+        unquantised = mock.Mock(is_fp8_enabled=lambda: False)
+        stack.enter_context(mock.patch.object(rng, "FP8GlobalStateManager", unquantised, create=True))
+        stack.enter_context(
+            mock.patch.object(rng, "activation_recompute_forward", lambda **_: nothing(), create=True)
+        )
+        for absent in ("TELinear", "TEColumnParallelLinear"):
+            stack.enter_context(
+                mock.patch.object(multi_latent_attention, absent, type(absent, (), {}), create=True)
+            )
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
+
+
+def chunk_of(recipe: Recipe, stage: int, chunk: int, vocab: int) -> Any:
+    """Virtual chunk ``chunk`` of the stage that this process is a rank of, as a ``GPTModel``. ``vocab``: padded
+    vocabulary of the whole tensor parallel group."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+
+    m = recipe.model
+    config = transformer_config(recipe)
+    config.use_cpu_initialization, config.perform_initialization = True, False
+    config.hidden_dropout = config.attention_dropout = 0.0
+    config.qk_layernorm = m.qk_layernorm or m.multi_latent_attention
+    config.add_qkv_bias = m.add_qkv_bias
+    config.bias_activation_fusion = config.gated_linear_unit
+    config.bias_dropout_fusion = True
+    config.deallocate_pipeline_outputs = True
+    config.masked_softmax_fusion = config.persist_layer_norm = False
+    config.cross_entropy_loss_fusion = recipe.cross_entropy_fusion
+    config.cross_entropy_fusion_impl = "native"
+    if m.is_moe:
+        config.moe_layer_freq = [int(moe) for moe in m.moe_layers]
+        config.moe_shared_expert_intermediate_size = m.moe_shared_expert_intermediate_size or None
+        config.moe_grouped_gemm = False
+        config.moe_token_dispatcher_type = "alltoall"
+        # Equal shares need no values to be known: every expert is filled to its capacity.
+        config.moe_expert_capacity_factor = recipe.moe_expert_capacity_factor or 1.0
+        config.moe_pad_expert_input_to_capacity = True
+    which = chunk if recipe.vpp > 1 else None
+    spec = get_gpt_decoder_block_spec(
+        config, use_transformer_engine=False, normalization=m.normalization, vp_stage=which
+    )
+    for layer in spec.layer_specs:
+        if recipe.attention_backend == "flash":
+            layer.submodules.self_attention.submodules.core_attention = FlashAttention
+        if hasattr(layer.submodules.mlp.submodules, "experts"):
+            layer.submodules.mlp.submodules.experts = GroupedExperts
+    half = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        return GPTModel(
+            config,
+            spec,
+            vocab_size=vocab,
+            max_sequence_length=max(m.max_position_embeddings or 0, recipe.seq_len),
+            pre_process=stage == 0 and chunk == 0,
+            post_process=stage == recipe.pp - 1 and chunk == recipe.vpp - 1,
+            position_embedding_type="learned_absolute"
+            if m.position_embedding_type == "learned_absolute"
+            else "rope",
+            share_embeddings_and_output_weights=m.share_embeddings_and_output_weights,
+            vp_stage=which,
+        )
+    finally:
+        torch.set_default_dtype(half)
+
+
+class _Norm(torch.autograd.Function):  # type: ignore[misc]
+    """A kernel that keeps its input and one or two FP32 figures a token, as Transformer Engine's does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, centred: bool) -> torch.Tensor:
+        statistics = x.new_empty((2 if centred else 1, *x.shape[:-1]), dtype=torch.float32)
+        ctx.save_for_backward(x, weight, statistics)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        x, weight, _ = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight), None
+
+
+class FusedNorm(torch.nn.Module):
+    """Stand-in for a fused layer norm (``centred``) or RMS norm. Computes nothing: for fake tensors only."""
+
+    def __init__(self, hidden_size: int, eps: float, *, centred: bool) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(hidden_size))
+        self.bias = torch.nn.Parameter(torch.zeros(hidden_size)) if centred else None
+        self.centred = centred
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = _Norm.apply(x, self.weight, self.centred)
+        return normed
+
+
+class _Rotary(torch.autograd.Function):  # type: ignore[misc]
+    """``fused_apply_rotary_pos_emb``: keeps the angles only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, freqs: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(freqs)
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return torch.empty_like(grad), None
+
+
+class FlashAttention(torch.nn.Module):
+    """Stand-in for Transformer Engine's fused attention: torch's own flash kernel, causal."""
+
+    def __init__(self, config: Any, *_: Any, **__: Any) -> None:
+        super().__init__()
+        self.config = config
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
+    ) -> torch.Tensor:
+        # Values are a slice of the packed projection; Transformer Engine copies what is not contiguous.
+        q, k, v = (x.contiguous().permute(1, 2, 0, 3) for x in (query, key, value))
+        out: torch.Tensor = _Flash.apply(q, k, v)
+        return out.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], -1)
+
+
+class _Flash(torch.autograd.Function):  # type: ignore[misc]
+    """Keeps queries, keys, values, the output and an FP32 figure per query and head, with any head sizes."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        batch, heads, length, _ = q.shape
+        out = q.new_empty((length, batch, heads, v.shape[-1])).permute(1, 2, 0, 3)
+        ctx.save_for_backward(q, k, v, out, q.new_empty((batch, heads, length), dtype=torch.float32))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.empty_like(x) for x in ctx.saved_tensors[:3])
+
+
+class GroupedExperts(torch.nn.Module):
+    """Stand-in for a grouped product: the local experts' weights as one batch, the same tokens for each."""
+
+    def __init__(self, num_local_experts: int, config: Any, *_: Any, **__: Any) -> None:
+        super().__init__()
+        width = config.moe_ffn_hidden_size // config.expert_tensor_parallel_size
+        into = 2 if config.gated_linear_unit else 1
+        hidden = config.hidden_size
+        self.gated = config.gated_linear_unit
+        modules = config.recompute_modules if config.recompute_granularity == "selective" else ()
+        self.recompute = "moe_act" in (modules or ())
+        self.weight1 = torch.nn.Parameter(torch.empty(num_local_experts, hidden, into * width))
+        self.weight2 = torch.nn.Parameter(torch.empty(num_local_experts, width, hidden))
+        for weight in (self.weight1, self.weight2):
+            weight.allreduce = False  # type: ignore[attr-defined]
+
+    def forward(
+        self, tokens: torch.Tensor, _: torch.Tensor, probs: torch.Tensor
+    ) -> tuple[torch.Tensor, None]:
+        experts = self.weight1.shape[0]
+        inner = torch.bmm(tokens.view(experts, -1, tokens.shape[-1]), self.weight1)
+        inner = inner.view(tokens.shape[0], -1)
+        if self.recompute:
+            from megatron.core.tensor_parallel import CheckpointWithoutOutput
+
+            kept = CheckpointWithoutOutput()
+            active = kept.checkpoint(self._activation, inner, probs)
+            out = self._down(active)
+            kept.discard_output_and_register_recompute(out)
+            return out, None
+        return self._down(self._activation(inner, probs)), None
+
+    def _activation(self, inner: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
+        active: torch.Tensor = _WeightedActivation.apply(inner, probs, self.gated)
+        return active
+
+    def _down(self, active: torch.Tensor) -> torch.Tensor:
+        experts = self.weight2.shape[0]
+        return torch.bmm(active.view(experts, -1, active.shape[-1]), self.weight2).view(active.shape[0], -1)
+
+
+class _WeightedActivation(torch.autograd.Function):  # type: ignore[misc]
+    """``weighted_bias_swiglu``: keeps its input and the probabilities that it multiplies by."""
+
+    @staticmethod
+    def forward(ctx: Any, inner: torch.Tensor, probs: torch.Tensor, gated: bool) -> torch.Tensor:
+        ctx.save_for_backward(inner, probs)
+        width = inner.shape[-1] // (2 if gated else 1)
+        return inner.new_empty((inner.shape[0], width))
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        inner, probs = ctx.saved_tensors
+        return torch.empty_like(inner), torch.empty_like(probs), None
