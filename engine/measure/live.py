@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections import Counter
 from typing import Any
 
 import torch
@@ -11,42 +11,50 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class LiveStorages(TorchDispatchMode):  # type: ignore[misc]
+class LiveStorages(TorchDispatchMode):
     """Counts every storage that an operator returns, once, from then until it dies."""
 
-    def __init__(self, ignored: Iterable[torch.Tensor] = ()) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.now = 0
         """Bytes alive."""
         self.peak = 0
         """The most since the last :meth:`restart`."""
-        self._known = {_key(tensor) for tensor in ignored}
+        self.where = ""
+        """The backward function, or the operator of a forward pass, that made the peak."""
+        self._sizes: Counter[int] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
-                self._meet(leaf)
+                self._meet(leaf, func)
         return result
 
     def restart(self) -> None:
         """Forget the peak."""
-        self.peak = self.now
+        self.peak, self.where = self.now, ""
 
-    def _meet(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key, size = _key(tensor), storage.nbytes()
-        if key in self._known:
-            return
-        self._known.add(key)
+    def book(self, size: int, peak: int = 0) -> None:
+        """Bytes that come (or go, below 0) without being run, ``peak`` above now on the way."""
+        self.peak = max(self.peak, self.now + peak)
         self.now += size
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._part, key, size)
 
-    def _part(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self.now -= size
+    def _meet(self, tensor: torch.Tensor, func: Any) -> None:
+        storage = tensor.untyped_storage()
+        key, size = int(storage._cdata), int(storage.nbytes())
+        # A storage that grew (or was emptied by ``resize_``) counts anew.
+        known = self._sizes.get(key)
+        if known == size:
+            return
+        if known is None:
+            weakref.finalize(storage, self._part, key)
+        self._sizes[key] = size
+        self.now += size - (known or 0)
+        if self.now > self.peak:
+            self.peak = self.now
+            node = torch._C._current_autograd_node()
+            self.where = node.name() if node is not None else str(func)
 
-
-def _key(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    def _part(self, key: int) -> None:
+        self.now -= self._sizes.pop(key, 0)

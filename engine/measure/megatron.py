@@ -15,6 +15,7 @@ from unittest import mock
 
 import torch
 
+from shardwise.engine.measure.stand_ins import FlashAttention, FusedNorm, GroupedExperts, Rotary
 from shardwise.engine.recipe import Recipe
 
 
@@ -90,8 +91,9 @@ def rank_of(recipe: Recipe, stage: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_gpu(*, fused: bool) -> Iterator[None]:
-    """megatron-core where there is no GPU: no streams, no generators of random numbers, no compiling.
-    ``fused``: rotary embeddings as one kernel."""
+    """megatron-core where there is no GPU: no streams, no generators of random numbers, no compiling, and
+    parameters that say they are on a GPU. ``fused``: rotary embeddings as one kernel."""
+    import torch.distributed as dist
     from megatron.core.fusions import fused_softmax
     from megatron.core.tensor_parallel import random as rng
     from megatron.core.transformer import attention, multi_latent_attention, torch_norm
@@ -103,12 +105,23 @@ def without_gpu(*, fused: bool) -> Iterator[None]:
         return FusedNorm(hidden_size, eps, centred=config.normalization == "LayerNorm")
 
     def rotary(x: torch.Tensor, freqs: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        turned: torch.Tensor = _Rotary.apply(x, freqs)
+        turned: torch.Tensor = Rotary.apply(x, freqs)
         return turned
+
+    plain_type = torch.Tensor.type
+
+    def on_gpu(self: torch.Tensor, *args: Any, **more: Any) -> Any:
+        word = plain_type(self, *args, **more)
+        return word.replace("torch.", "torch.cuda.", 1) if isinstance(word, str) else word
+
+    def alike(found: list[Any], own: Any, *_: Any, **__: Any) -> None:
+        found[:] = [own] * len(found)
 
     nothing = contextlib.nullcontext
     with contextlib.ExitStack() as stack:
         for owner, name, value in (
+            (torch.Tensor, "type", on_gpu),
+            (dist, "all_gather_object", alike),
             (torch.Tensor, "cuda", lambda self, *_, **__: self),
             (torch.cuda, "Stream", lambda *_, **__: None),
             (torch.cuda, "current_device", lambda: torch.device("cpu")),
@@ -123,11 +136,16 @@ def without_gpu(*, fused: bool) -> Iterator[None]:
         if fused:
             for owner in (attention, multi_latent_attention):
                 stack.enter_context(mock.patch.object(owner, "apply_rotary_pos_emb", rotary))
+        from megatron.core.transformer.moe import moe_utils
+
+        # A name that only Transformer Engine's presence defines.
+        stack.enter_context(mock.patch.object(moe_utils, "te_general_gemm", None, create=True))
+        # What Transformer Engine's precision contexts do in 16 bits: nothing.
+        for name in ("fp8_autocast", "activation_recompute_forward"):
+            context = mock.Mock(side_effect=lambda **_: nothing())
+            stack.enter_context(mock.patch.object(rng, name, context, create=True))
         unquantised = mock.Mock(is_fp8_enabled=lambda: False)
         stack.enter_context(mock.patch.object(rng, "FP8GlobalStateManager", unquantised, create=True))
-        stack.enter_context(
-            mock.patch.object(rng, "activation_recompute_forward", lambda **_: nothing(), create=True)
-        )
         for absent in ("TELinear", "TEColumnParallelLinear"):
             stack.enter_context(
                 mock.patch.object(multi_latent_attention, absent, type(absent, (), {}), create=True)
@@ -137,8 +155,10 @@ def without_gpu(*, fused: bool) -> Iterator[None]:
 
 
 def chunk_of(recipe: Recipe, stage: int, chunk: int, vocab: int) -> Any:
-    """Virtual chunk ``chunk`` of the stage that this process is a rank of, as a ``GPTModel``. ``vocab``: padded
-    vocabulary of the whole tensor parallel group."""
+    """Virtual chunk ``chunk`` of the stage that this process is a rank of, as a ``GPTModel``.
+
+    ``vocab``: padded vocabulary of the whole tensor parallel group.
+    """
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
 
@@ -189,132 +209,3 @@ def chunk_of(recipe: Recipe, stage: int, chunk: int, vocab: int) -> Any:
         )
     finally:
         torch.set_default_dtype(half)
-
-
-class _Norm(torch.autograd.Function):  # type: ignore[misc]
-    """A kernel that keeps its input and one or two FP32 figures a token, as Transformer Engine's does."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, centred: bool) -> torch.Tensor:
-        statistics = x.new_empty((2 if centred else 1, *x.shape[:-1]), dtype=torch.float32)
-        ctx.save_for_backward(x, weight, statistics)
-        return torch.empty_like(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        x, weight, _ = ctx.saved_tensors
-        return torch.empty_like(x), torch.empty_like(weight), None
-
-
-class FusedNorm(torch.nn.Module):
-    """Stand-in for a fused layer norm (``centred``) or RMS norm. Computes nothing: for fake tensors only."""
-
-    def __init__(self, hidden_size: int, eps: float, *, centred: bool) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(hidden_size))
-        self.bias = torch.nn.Parameter(torch.zeros(hidden_size)) if centred else None
-        self.centred = centred
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        normed: torch.Tensor = _Norm.apply(x, self.weight, self.centred)
-        return normed
-
-
-class _Rotary(torch.autograd.Function):  # type: ignore[misc]
-    """``fused_apply_rotary_pos_emb``: keeps the angles only."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, freqs: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(freqs)
-        return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return torch.empty_like(grad), None
-
-
-class FlashAttention(torch.nn.Module):
-    """Stand-in for Transformer Engine's fused attention: torch's own flash kernel, causal."""
-
-    def __init__(self, config: Any, *_: Any, **__: Any) -> None:
-        super().__init__()
-        self.config = config
-
-    def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
-    ) -> torch.Tensor:
-        # Values are a slice of the packed projection; Transformer Engine copies what is not contiguous.
-        q, k, v = (x.contiguous().permute(1, 2, 0, 3) for x in (query, key, value))
-        out: torch.Tensor = _Flash.apply(q, k, v)
-        return out.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], -1)
-
-
-class _Flash(torch.autograd.Function):  # type: ignore[misc]
-    """Keeps queries, keys, values, the output and an FP32 figure per query and head, with any head sizes."""
-
-    @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        batch, heads, length, _ = q.shape
-        out = q.new_empty((length, batch, heads, v.shape[-1])).permute(1, 2, 0, 3)
-        ctx.save_for_backward(q, k, v, out, q.new_empty((batch, heads, length), dtype=torch.float32))
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(torch.empty_like(x) for x in ctx.saved_tensors[:3])
-
-
-class GroupedExperts(torch.nn.Module):
-    """Stand-in for a grouped product: the local experts' weights as one batch, the same tokens for each."""
-
-    def __init__(self, num_local_experts: int, config: Any, *_: Any, **__: Any) -> None:
-        super().__init__()
-        width = config.moe_ffn_hidden_size // config.expert_tensor_parallel_size
-        into = 2 if config.gated_linear_unit else 1
-        hidden = config.hidden_size
-        self.gated = config.gated_linear_unit
-        modules = config.recompute_modules if config.recompute_granularity == "selective" else ()
-        self.recompute = "moe_act" in (modules or ())
-        self.weight1 = torch.nn.Parameter(torch.empty(num_local_experts, hidden, into * width))
-        self.weight2 = torch.nn.Parameter(torch.empty(num_local_experts, width, hidden))
-        for weight in (self.weight1, self.weight2):
-            weight.allreduce = False  # type: ignore[attr-defined]
-
-    def forward(
-        self, tokens: torch.Tensor, _: torch.Tensor, probs: torch.Tensor
-    ) -> tuple[torch.Tensor, None]:
-        experts = self.weight1.shape[0]
-        inner = torch.bmm(tokens.view(experts, -1, tokens.shape[-1]), self.weight1)
-        inner = inner.view(tokens.shape[0], -1)
-        if self.recompute:
-            from megatron.core.tensor_parallel import CheckpointWithoutOutput
-
-            kept = CheckpointWithoutOutput()
-            active = kept.checkpoint(self._activation, inner, probs)
-            out = self._down(active)
-            kept.discard_output_and_register_recompute(out)
-            return out, None
-        return self._down(self._activation(inner, probs)), None
-
-    def _activation(self, inner: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
-        active: torch.Tensor = _WeightedActivation.apply(inner, probs, self.gated)
-        return active
-
-    def _down(self, active: torch.Tensor) -> torch.Tensor:
-        experts = self.weight2.shape[0]
-        return torch.bmm(active.view(experts, -1, active.shape[-1]), self.weight2).view(active.shape[0], -1)
-
-
-class _WeightedActivation(torch.autograd.Function):  # type: ignore[misc]
-    """``weighted_bias_swiglu``: keeps its input and the probabilities that it multiplies by."""
-
-    @staticmethod
-    def forward(ctx: Any, inner: torch.Tensor, probs: torch.Tensor, gated: bool) -> torch.Tensor:
-        ctx.save_for_backward(inner, probs)
-        width = inner.shape[-1] // (2 if gated else 1)
-        return inner.new_empty((inner.shape[0], width))
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        inner, probs = ctx.saved_tensors
-        return torch.empty_like(inner), torch.empty_like(probs), None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -42,17 +42,42 @@ def project(given: Given, json_: JsonFlag = False) -> None:
         raise typer.Exit(1)
 
 
-def memory(given: Given, json_: JsonFlag = False) -> None:
+_Measure = Annotated[
+    str | None,
+    typer.Option(
+        "--measure",
+        metavar="WORD",
+        help="Run the framework's own modules too: on tensors without memory, or on this machine's GPU. "
+        "[fake|gpu]",
+        show_default=False,
+    ),
+]
+_Stage = Annotated[
+    int | None,
+    typer.Option(
+        "--stage",
+        metavar="N",
+        help="Pipeline stage to measure (unset: first, last and fullest).",
+        show_default=False,
+    ),
+]
+
+
+def memory(given: Given, measure: _Measure = None, stage: _Stage = None, json_: JsonFlag = False) -> None:
     """Does one recipe fit? Memory per stage and item.
 
     Where it does not fit with a margin, it says by how much, what to change first and the fewest GPUs that
-    would do. Exits 1 when the recipe is illegal or does not fit.
+    would do. With ``--measure`` it shows what the framework's own modules hold beside the formulas. Exits 1
+    when the recipe is illegal or does not fit.
     """
     from shardwise.cli.inputs import read
     from shardwise.engine import legality
     from shardwise.engine import memory as engine
+    from shardwise.engine.errors import ConfigError
     from shardwise.engine.recipe_io import dump_recipe
 
+    if stage is not None and measure is None:
+        raise ConfigError(f"stage = {stage}: needs --measure fake or --measure gpu", field="stage")
     recipe = read(given)
     broken = legality.check(recipe)
     document: dict[str, Any] = (
@@ -64,6 +89,10 @@ def memory(given: Given, json_: JsonFlag = False) -> None:
         from shardwise.engine.memory.advice import advise
 
         document["advice"] = advise(recipe).as_json()
+    if measure is not None and not broken:
+        from shardwise.engine.measure.report import measured
+
+        document["measured"] = measured(recipe, measure, stage)
     if json_:
         emit_json(document)
     else:

@@ -71,8 +71,32 @@ def memory(document: Mapping[str, Any], *, head: RenderableType | None = None) -
         first = gib(document["first_step_bytes"])
         parts.append(Text(f"  the first step needs {first} and passes; the next ones, with moments, do not"))
     parts += [Text(), stage_table(document)]
+    if document.get("measured"):
+        parts.append(measured_table(document["measured"]))
     if document.get("advice"):
         parts.append(advice(document["advice"]))
+    return Group(*parts)
+
+
+def measured_table(measured: Mapping[str, Any]) -> Group:
+    """What the framework's own modules hold beside the formulas, GiB."""
+    parts: list[RenderableType] = []
+    for stage in measured["stages"]:
+        table = Table(box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
+        table.title = f"Measured ({measured['mode']}), stage {stage['stage']}, GiB"
+        for head in ("item", "formula", "measured", "difference"):
+            table.add_column(head, justify="left" if head == "item" else "right", no_wrap=True)
+        for item, formula in stage["formula"].items():
+            found = stage["measured"][item]
+            off = f"{(formula - found) / found:+.2%}" if found else "-"
+            table.add_row(
+                item,
+                gib(formula, unit=False, digits=3),
+                gib(found, unit=False, digits=3),
+                off,
+                style="bold" if item == "allocated" else "",
+            )
+        parts += [table, Text(f"  peak in the {stage['moment']}"), Text()]
     return Group(*parts)
 
 

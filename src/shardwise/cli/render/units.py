@@ -7,11 +7,11 @@ from shardwise.engine.units import GIB
 NONE = "-"
 
 
-def gib(value: float | None, *, unit: bool = True) -> str:
-    """Bytes as GiB with one decimal."""
+def gib(value: float | None, *, unit: bool = True, digits: int = 1) -> str:
+    """Bytes as GiB with ``digits`` decimals."""
     if value is None:
         return NONE
-    return f"{value / GIB:,.1f}" + (" GiB" if unit else "")
+    return f"{value / GIB:,.{digits}f}" + (" GiB" if unit else "")
 
 
 def seconds(value: float | None) -> str:
