@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,11 +25,29 @@ class LiveStorages(TorchDispatchMode):
         """The backward function, or the operator of a forward pass, that made the peak."""
         self._sizes: Counter[int] = Counter()
 
+    def __enter__(self) -> LiveStorages:
+        """Storages resized by hand pass no operator (``CheckpointWithoutOutput`` does it)."""
+        plain = torch.UntypedStorage.resize_
+
+        def resize(storage: Any, size: int) -> Any:
+            result = plain(storage, size)
+            self._hold(storage, "resize_")
+            return result
+
+        self._resizing = mock.patch.object(torch.UntypedStorage, "resize_", resize)
+        self._resizing.start()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *reason: Any) -> None:
+        super().__exit__(*reason)
+        self._resizing.stop()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
-                self._meet(leaf, func)
+                self._hold(leaf.untyped_storage(), func)
         return result
 
     def restart(self) -> None:
@@ -40,8 +59,7 @@ class LiveStorages(TorchDispatchMode):
         self.peak = max(self.peak, self.now + peak)
         self.now += size
 
-    def _meet(self, tensor: torch.Tensor, func: Any) -> None:
-        storage = tensor.untyped_storage()
+    def _hold(self, storage: Any, func: Any) -> None:
         key, size = int(storage._cdata), int(storage.nbytes())
         # A storage that grew (or was emptied by ``resize_``) counts anew.
         known = self._sizes.get(key)

@@ -121,6 +121,8 @@ def without_gpu(*, fused: bool) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for owner, name, value in (
             (torch.Tensor, "type", on_gpu),
+            # No values to copy, and fake mode keeps both storages for ever.
+            (torch.UntypedStorage, "copy_", lambda self, *_, **__: self),
             (dist, "all_gather_object", alike),
             (torch.Tensor, "cuda", lambda self, *_, **__: self),
             (torch.cuda, "Stream", lambda *_, **__: None),

@@ -76,6 +76,9 @@ class MegatronRank:
                 group["fused"] = True  # as Transformer Engine's FusedAdam: nothing passing
             optimizer.prepare_grads()
             optimizer.step_with_ready_grads()
+        for optimizer in self.optimizers:
+            # 16-bit main gradients have FP32 copies until here.
+            optimizer.zero_grad()
         return States(self.weights, self.gradients, built - before, self.gauge.now - built)
 
     def forward(self, chunk: int) -> tuple[Any, int]:
@@ -107,6 +110,9 @@ class MegatronRank:
             output.backward()
         else:
             custom_backward(output, self._boundary())
+        if not self.modules[chunk].pre_process:
+            # A module keeps its last input until its next pass; here passes leave nothing behind.
+            self.modules[chunk].set_input_tensor(None)
 
     def _boundary(self) -> torch.Tensor:
         """What crosses between two stages."""

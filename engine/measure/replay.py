@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -81,11 +82,12 @@ def replay(passes: Passes, order: Iterable[Action], gauge: Gauge, *, real: int =
                 held[key], left = passes.forward(action.chunk)
             else:
                 passes.backward(action.chunk, held.pop(key))
+            gc.collect()  # graphs that hold themselves go at no moment of their own
             done = _Pass(gauge.now - start - before, gauge.peak - start - before, left, gauge.where)
             seen[action.kind, action.chunk] = done
         else:
             done = seen[action.kind, action.chunk]
-            # A module keeps its last input until its next pass, so a backward that was run gave less back.
+            # What a forward pass left goes with its backward, whatever else either made for good.
             came = seen["F", action.chunk].change
             gauge.book(came if action.kind == "F" else -came, done.peak)
         peak = before + done.peak

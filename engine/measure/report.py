@@ -1,4 +1,4 @@
-"""Measured memory beside the formulas' (``shardwise memory --measure``); torch is imported to measure only."""
+"""Measured memory beside the formulas' (``shardwise memory --measure``); torch is imported then only."""
 
 from __future__ import annotations
 

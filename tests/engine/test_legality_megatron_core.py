@@ -18,6 +18,8 @@ from shardwise.engine.table import Table
 pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
 
+from shardwise.engine.measure.megatron import transformer_config as config
+
 CONFIG_RULES = {
     "attention-heads", "query-groups", "pipeline-layers", "pipeline-uneven-split", "pipeline-split-options",
     "virtual-stages", "sequence-parallel", "experts", "expert-bias",
@@ -25,52 +27,6 @@ CONFIG_RULES = {
     "expert-overlap-mtp",
 }  # fmt: skip
 """Rules that the configuration classes check themselves, without process groups, data or a GPU."""
-
-
-def config(r: Recipe) -> Any:
-    """The recipe as megatron-core's configuration; raises where megatron-core refuses it."""
-    import torch
-    from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
-
-    m = r.model
-    fields: dict[str, Any] = {
-        "num_layers": m.num_layers, "hidden_size": m.hidden_size, "ffn_hidden_size": m.ffn_hidden_size,
-        "num_attention_heads": m.num_attention_heads, "kv_channels": m.kv_channels,
-        "gated_linear_unit": m.gated_linear_unit, "add_bias_linear": m.add_bias_linear,
-        "normalization": m.normalization, "mtp_num_layers": m.mtp_num_layers or None,
-        "tensor_model_parallel_size": r.tp, "pipeline_model_parallel_size": r.pp,
-        "virtual_pipeline_model_parallel_size": r.vpp if r.vpp > 1 else None,
-        "context_parallel_size": r.cp, "expert_model_parallel_size": r.ep,
-        "expert_tensor_parallel_size": r.etp, "sequence_parallel": r.sequence_parallel,
-        "pipeline_dtype": torch.bfloat16, "bf16": True, "params_dtype": torch.bfloat16,
-        "num_layers_in_first_pipeline_stage": r.num_layers_in_first_pipeline_stage,
-        "num_layers_in_last_pipeline_stage": r.num_layers_in_last_pipeline_stage,
-        "account_for_embedding_in_pipeline_split": r.account_for_embedding_in_pipeline_split,
-        "account_for_loss_in_pipeline_split": r.account_for_loss_in_pipeline_split,
-        "overlap_moe_expert_parallel_comm": r.overlap_moe_expert_parallel_comm,
-    }  # fmt: skip
-    if m.gated_linear_unit:
-        fields["activation_func"] = torch.nn.functional.silu
-    if r.recompute != "none":
-        fields["recompute_granularity"] = r.recompute
-    if r.recompute == "full":
-        fields |= {"recompute_method": r.recompute_method, "recompute_num_layers": r.recompute_num_layers}
-    if r.recompute == "selective":
-        fields["recompute_modules"] = list(r.recompute_modules)
-    if m.is_moe:
-        flex = r.moe_token_dispatcher in ("deepep", "hybridep")
-        fields |= {
-            "num_moe_experts": m.num_experts, "moe_router_topk": m.moe_router_topk,
-            "moe_ffn_hidden_size": m.moe_ffn_hidden_size, "moe_grouped_gemm": True,
-            "moe_token_dispatcher_type": "flex" if flex else r.moe_token_dispatcher,
-            "moe_router_load_balancing_type": "aux_loss",
-        }  # fmt: skip
-    if not m.multi_latent_attention:
-        return TransformerConfig(num_query_groups=m.num_query_groups, **fields)
-    return MLATransformerConfig(
-        q_lora_rank=m.q_lora_rank, kv_lora_rank=m.kv_lora_rank, qk_head_dim=m.qk_head_dim,
-        qk_pos_emb_head_dim=m.qk_pos_emb_head_dim, v_head_dim=m.v_head_dim, **fields,
-    )  # fmt: skip
 
 
 def layer_table(core: Any, r: Recipe) -> list[tuple[int, int, int, int]]:

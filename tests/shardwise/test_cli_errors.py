@@ -44,6 +44,19 @@ def refused(args: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["project", *LLAMA, "--recompute", "some"], ["recompute", "selective"]),
         (["project", *LLAMA, "--no-such-option"], ["--no-such-option", "project --help"]),
         (["no-such-command"], ["no-such-command"]),
+        (
+            ["memory", *LLAMA, "--gbs", "8", "--seq-len", "64", "--measure", "real"],
+            ["measure", "real", "fake"],
+        ),
+        (
+            ["memory", *LLAMA, "--gbs", "8", "--seq-len", "64", "--measure", "fake", "--stage", "1"],
+            ["stage = 1", "0"],
+        ),
+        (["memory", *LLAMA, "--gbs", "8", "--seq-len", "64", "--stage", "0"], ["stage = 0", "--measure"]),
+        (
+            ["memory", *LLAMA, "--gbs", "8", "--seq-len", "64", "--measure", "fake", "--precision", "mxfp8"],
+            ["precision = mxfp8", "bf16"],
+        ),
         (["sweep", *LLAMA, "--axes", "tp,nonsense"], ["nonsense"]),
         (["sweep", *LLAMA, "--fix", "tp"], ["FIELD=VALUE"]),
         (["sweep", *LLAMA, "--fix", "tpp=1"], ["tpp", "tp"]),
@@ -161,3 +174,14 @@ def test_a_reader_that_goes_away_is_quiet() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(timeout=60) in (0, 141)
+
+
+def test_measuring_names_the_package_that_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shardwise.engine.measure import report
+
+    monkeypatch.setattr(report, "_installed", lambda package: package != "megatron.core")
+    line = refused(["memory", *LLAMA, "--gbs", "8", "--seq-len", "64", "--measure", "fake"], capsys)
+    assert "megatron.core" in line
+    assert "pip install 'shardwise[oracles]'" in line
