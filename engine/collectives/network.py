@@ -205,11 +205,6 @@ class Network:
         scattered = self.reduce_scatter(total_bytes, shards)
         return np.asarray(scattered + self.all_reduce(total_bytes / shards.size, replicas))
 
-    def hierarchical_all_reduce(self, total_bytes: Floats, inner: Group, outer: Group) -> Floats:
-        """All-reduce in tiers (seconds): scattered inside, all-reduced between, gathered inside."""
-        summed = self.sharded_reduce(total_bytes, inner, outer)
-        return np.asarray(summed + self.all_gather(total_bytes, inner))
-
     def all_to_all(self, sent_bytes: Floats, group: Group) -> Floats:
         """Library all-to-all (seconds): each member sends ``sent_bytes`` spread evenly over the group.
 

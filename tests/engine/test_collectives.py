@@ -102,12 +102,20 @@ def test_ring_all_reduce_is_a_scatter_and_a_gather(spelling: str, members: int) 
 @given(spelling=st.sampled_from(CLUSTERS), size=st.floats(1e3, 1e10), members=st.sampled_from([2, 4, 8]))
 def test_tiers_of_which_one_is_trivial_are_flat(spelling: str, size: float, members: int) -> None:
     net = network(spelling)
-    inner, alone = group(net, members), group(net, 1)
-    tiers = float(net.hierarchical_all_reduce(np.array([size]), inner, alone)[0])
-    flat = seconds(net, "all_gather", size, members) + seconds(net, "reduce_scatter", size, members)
-    assert tiers == pytest.approx(flat)
-    outer = float(net.hierarchical_all_reduce(np.array([size]), alone, inner)[0])
-    assert outer == pytest.approx(seconds(net, "all_reduce", size, members))
+    many, alone = group(net, members), group(net, 1)
+    sharded = float(net.sharded_reduce(np.array([size]), many, alone)[0])
+    assert sharded == pytest.approx(seconds(net, "reduce_scatter", size, members))
+    replicated = float(net.sharded_reduce(np.array([size]), alone, many)[0])
+    assert replicated == pytest.approx(seconds(net, "all_reduce", size, members))
+
+
+def test_tiers_take_no_longer_than_a_ring_over_both() -> None:
+    """Scattered in the node, all-reduced between nodes, gathered in the node: as few bytes over each NIC."""
+    net, size = network("b200:8x8"), np.array([1e11])
+    inner, outer = group(net, 8), group(net, 8, stride=8)
+    tiers = net.sharded_reduce(size, inner, outer) + net.all_gather(size, inner)
+    flat = net.all_reduce(size, group(net, 64))
+    assert 0.9 * flat[0] < tiers[0] < 1.6 * flat[0]
 
 
 @pytest.mark.parametrize("spelling", CLUSTERS)
