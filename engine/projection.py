@@ -216,7 +216,9 @@ def _pipeline_transfers(low: Lowered, pricing: Pricing, forward: Floats, backwar
     micro-batch, all chunks.
     """
     table, cluster, eff = low.table, low.table.cluster, pricing.eff
-    apart = cluster.world_size // table.pp >= cluster.scale_up_size
+    # Stages follow each other in rank order: of a world of several domains some boundary lies between two,
+    # and the slowest boundary sets the pace.
+    apart = np.full(len(table), cluster.world_size > cluster.scale_up_size)
     above = (cluster.pod_size is not None) & (cluster.world_size // table.pp >= (cluster.pod_size or 0))
     flight = pricing.network.point_to_point(residual_bytes(low), apart, above)
     hop = eff.collective_launch_s + flight

@@ -283,3 +283,12 @@ def test_a_rings_latency_grows_with_its_ranks() -> None:
         for ranks in (64, 1024)
     )
     assert 8 < many / few < 20
+
+
+def test_the_stage_boundary_between_two_nodes_sets_the_pace() -> None:
+    """Eight stages a node, one GPU each: seven boundaries in eight lie inside, one does not."""
+    fields = {"model": "llama-3-8b", "cluster": "h100:2x8", "pp": 16, "mbs": 1, "gbs": 32, "seq_len": 8192}
+    base = load_recipe(fields)
+    slow = base.cluster.with_(nic=base.cluster.nic.with_(bandwidth_bytes_per_s=5e9))
+    fast, paced = (project(base.with_(cluster=c)).time_breakdown_s["pp_comm"] for c in (base.cluster, slow))
+    assert paced > 3 * fast
