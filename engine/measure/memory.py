@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from shardwise.engine.measure.live import LiveStorages
-from shardwise.engine.measure.replay import Peak, replay
+from shardwise.engine.measure.replay import Gauge, Peak, replay
 from shardwise.engine.recipe import Recipe
 from shardwise.engine.results import StageMemory
 from shardwise.engine.schedule.orders import instruction_order
@@ -56,17 +58,41 @@ def measure_fake(recipe: Recipe, stage: int) -> MeasuredStage:
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from shardwise.engine.measure.megatron import rank_of, without_gpu
-    from shardwise.engine.measure.megatron_rank import MegatronRank
-
-    fused = recipe.transformer_impl == "transformer_engine"
-    order = instruction_order(recipe.pp_schedule, recipe.pp, recipe.vpp, recipe.num_microbatches, stage)
     gauge = LiveStorages()
-    with rank_of(recipe, stage), without_gpu(fused=fused), FakeTensorMode(allow_non_fake_inputs=True), gauge:
+    with _standing_in(recipe, stage), FakeTensorMode(allow_non_fake_inputs=True), gauge:
+        return run(recipe, stage, gauge)
+
+
+def run(recipe: Recipe, stage: int, gauge: Gauge) -> MeasuredStage:
+    """The passes of one step and the optimizer's step, where ``recipe``'s modules can run."""
+    rank: Any
+    if recipe.framework == "megatron-core":
+        from shardwise.engine.measure.megatron_rank import MegatronRank
+
         rank = MegatronRank(recipe, stage, gauge)
-        peak = replay(rank, order, gauge)
-        states = rank.optimizer_step()
-        return _stage(stage, states, peak, gauge.peak)
+    else:
+        from shardwise.engine.measure.huggingface import HuggingFaceRank
+
+        rank = HuggingFaceRank(recipe, gauge)
+    order = instruction_order(recipe.pp_schedule, recipe.pp, recipe.vpp, recipe.num_microbatches, stage)
+    peak = replay(rank, order, gauge)
+    states = rank.optimizer_step()
+    return _stage(stage, states, peak, gauge.peak)
+
+
+@contextmanager
+def _standing_in(recipe: Recipe, stage: int) -> Iterator[None]:
+    """What stands in for the GPU and for the other ranks."""
+    if recipe.framework == "megatron-core":
+        from shardwise.engine.measure.megatron import rank_of, without_gpu
+
+        with rank_of(recipe, stage), without_gpu(fused=recipe.transformer_impl == "transformer_engine"):
+            yield
+    else:
+        from shardwise.engine.measure.huggingface import without_values
+
+        with without_values():
+            yield
 
 
 def _stage(stage: int, states: Any, peak: Peak, optimizer_step: int) -> MeasuredStage:

@@ -65,11 +65,11 @@ class FlashAttention(torch.nn.Module):
     ) -> torch.Tensor:
         # Values are a slice of the packed projection; Transformer Engine copies what is not contiguous.
         q, k, v = (x.contiguous().permute(1, 2, 0, 3) for x in (query, key, value))
-        out: torch.Tensor = _Flash.apply(q, k, v)
+        out: torch.Tensor = Flash.apply(q, k, v)
         return out.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], -1)
 
 
-class _Flash(torch.autograd.Function):
+class Flash(torch.autograd.Function):
     """Keeps queries, keys, values, the output and an FP32 figure per query and head, with any head sizes."""
 
     @staticmethod
