@@ -9,13 +9,20 @@ Experts get the same number of tokens each, since a fake router has no values to
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
 import torch
 
-from shardwise.engine.measure.stand_ins import FlashAttention, FusedNorm, GroupedExperts, Rotary
+from shardwise.engine.measure.stand_ins import (
+    FlashAttention,
+    FusedNorm,
+    GroupedExperts,
+    Rotary,
+    TorchAttention,
+)
 from shardwise.engine.recipe import Recipe
 
 
@@ -112,7 +119,9 @@ def without_gpu(*, fused: bool) -> Iterator[None]:
 
     def on_gpu(self: torch.Tensor, *args: Any, **more: Any) -> Any:
         word = plain_type(self, *args, **more)
-        return word.replace("torch.", "torch.cuda.", 1) if isinstance(word, str) else word
+        if not isinstance(word, str) or ".cuda." in word:
+            return word
+        return word.replace("torch.", "torch.cuda.", 1)
 
     def alike(found: list[Any], own: Any, *_: Any, **__: Any) -> None:
         found[:] = [own] * len(found)
@@ -138,35 +147,61 @@ def without_gpu(*, fused: bool) -> Iterator[None]:
         if fused:
             for owner in (attention, multi_latent_attention):
                 stack.enter_context(mock.patch.object(owner, "apply_rotary_pos_emb", rotary))
-        from megatron.core.transformer.moe import moe_utils
-
-        # A name that only Transformer Engine's presence defines.
-        stack.enter_context(mock.patch.object(moe_utils, "te_general_gemm", None, create=True))
-        # What Transformer Engine's precision contexts do in 16 bits: nothing.
-        for name in ("fp8_autocast", "activation_recompute_forward"):
-            context = mock.Mock(side_effect=lambda **_: nothing())
-            stack.enter_context(mock.patch.object(rng, name, context, create=True))
-        unquantised = mock.Mock(is_fp8_enabled=lambda: False)
-        stack.enter_context(mock.patch.object(rng, "FP8GlobalStateManager", unquantised, create=True))
-        for absent in ("TELinear", "TEColumnParallelLinear"):
-            stack.enter_context(
-                mock.patch.object(multi_latent_attention, absent, type(absent, (), {}), create=True)
-            )
+        stack.enter_context(_without_transformer_engine())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
 
 
-def chunk_of(recipe: Recipe, stage: int, chunk: int, vocab: int) -> Any:
+@contextlib.contextmanager
+def _without_transformer_engine() -> Iterator[None]:
+    """Names that megatron-core reads and only Transformer Engine's presence defines, where it is absent."""
+    if importlib.util.find_spec("transformer_engine") is not None:
+        yield
+        return
+    from megatron.core.tensor_parallel import random as rng
+    from megatron.core.transformer import multi_latent_attention
+    from megatron.core.transformer.moe import moe_utils
+
+    names: list[tuple[Any, str, Any]] = [(moe_utils, "te_general_gemm", None)]
+    names += [(multi_latent_attention, n, type(n, (), {})) for n in ("TELinear", "TEColumnParallelLinear")]
+    # What its precision contexts do in 16 bits: nothing.
+    for name in ("fp8_autocast", "activation_recompute_forward"):
+        names.append((rng, name, mock.Mock(side_effect=lambda **_: contextlib.nullcontext())))
+    names.append((rng, "FP8GlobalStateManager", mock.Mock(is_fp8_enabled=lambda: False)))
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in names:
+            stack.enter_context(mock.patch.object(owner, name, value, create=True))
+        yield
+
+
+@contextlib.contextmanager
+def real_kernels() -> Iterator[None]:
+    """megatron-core with torch's own norms, which it refuses beside sequence parallelism: their weights'
+    gradients would have to be summed over the ranks, and here there is one."""
+    from megatron.core.transformer import torch_norm
+
+    def norm(cls: object, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> torch.nn.Module:
+        kind = torch.nn.LayerNorm if config.normalization == "LayerNorm" else torch.nn.RMSNorm
+        module: torch.nn.Module = kind(hidden_size, eps=eps, device=torch.cuda.current_device())
+        return module
+
+    with mock.patch.object(torch_norm.WrappedTorchNorm, "__new__", norm), _without_transformer_engine():
+        yield
+
+
+def chunk_of(recipe: Recipe, stage: int, chunk: int, vocab: int, *, real: bool = False) -> Any:
     """Virtual chunk ``chunk`` of the stage that this process is a rank of, as a ``GPTModel``.
 
-    ``vocab``: padded vocabulary of the whole tensor parallel group.
+    ``vocab``: padded vocabulary of the whole tensor parallel group. ``real``: modules that compute,
+    Transformer Engine's where the recipe asks for them, on the current device.
     """
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
 
     m = recipe.model
     config = transformer_config(recipe)
-    config.use_cpu_initialization, config.perform_initialization = True, False
+    engine = real and recipe.transformer_impl == "transformer_engine"
+    config.use_cpu_initialization, config.perform_initialization = not real, False
     config.hidden_dropout = config.attention_dropout = 0.0
     config.qk_layernorm = m.qk_layernorm or m.multi_latent_attention
     config.add_qkv_bias = m.add_qkv_bias
@@ -179,19 +214,20 @@ def chunk_of(recipe: Recipe, stage: int, chunk: int, vocab: int) -> Any:
     if m.is_moe:
         config.moe_layer_freq = [int(moe) for moe in m.moe_layers]
         config.moe_shared_expert_intermediate_size = m.moe_shared_expert_intermediate_size or None
-        config.moe_grouped_gemm = False
+        config.moe_grouped_gemm = engine
         config.moe_token_dispatcher_type = "alltoall"
         # Equal shares need no values to be known: every expert is filled to its capacity.
         config.moe_expert_capacity_factor = recipe.moe_expert_capacity_factor or 1.0
         config.moe_pad_expert_input_to_capacity = True
     which = chunk if recipe.vpp > 1 else None
     spec = get_gpt_decoder_block_spec(
-        config, use_transformer_engine=False, normalization=m.normalization, vp_stage=which
+        config, use_transformer_engine=engine, normalization=m.normalization, vp_stage=which
     )
-    for layer in spec.layer_specs:
+    for layer in [] if engine else spec.layer_specs:
         if recipe.attention_backend == "flash":
-            layer.submodules.self_attention.submodules.core_attention = FlashAttention
-        if hasattr(layer.submodules.mlp.submodules, "experts"):
+            core = TorchAttention if real else FlashAttention
+            layer.submodules.self_attention.submodules.core_attention = core
+        if hasattr(layer.submodules.mlp.submodules, "experts") and not real:
             layer.submodules.mlp.submodules.experts = GroupedExperts
     half = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)

@@ -29,13 +29,13 @@ class States:
 class MegatronRank:
     """Modules, ``DistributedDataParallel`` and optimizer of one stage's rank (see ``replay.Passes``)."""
 
-    def __init__(self, recipe: Recipe, stage: int, gauge: Gauge) -> None:
+    def __init__(self, recipe: Recipe, stage: int, gauge: Gauge, *, real: bool = False) -> None:
         from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 
         self.recipe, self.stage, self.gauge = recipe, stage, gauge
         vocab = round(float(lower(Table.of([recipe])).vocab[0]) * recipe.tp)
         self._at_loss = 0
-        self.modules = [chunk_of(recipe, stage, chunk, vocab) for chunk in range(recipe.vpp)]
+        self.modules = [chunk_of(recipe, stage, chunk, vocab, real=real) for chunk in range(recipe.vpp)]
         parameters = [p for module in self.modules for p in module.parameters()]
         self.weights = sum(p.numel() * p.element_size() for p in parameters)
         before = gauge.now

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwise.engine.measure.live import LiveStorages
@@ -30,9 +30,23 @@ class MeasuredStage:
     moment: str
     """The pass and the operator of the peak."""
 
+    device: dict[str, int] | None = None
+    """On a GPU: ``reserved`` by the allocator at its peak, ``device_used`` by all, ``device_total``."""
+
     @property
     def allocated(self) -> int:
+        """Bytes of all items."""
         return sum(self.items.values())
+
+    def then(self, second: Peak) -> MeasuredStage:
+        """With the passing bytes of a second step that was run."""
+        items = {**self.items, "activations": second.activations, "temporary": second.temporary}
+        phases = {**self.phases, "second_step": sum(items.values())}
+        return replace(self, items=items, phases=phases, moment=second.moment)
+
+    def on_device(self, device: dict[str, int]) -> MeasuredStage:
+        """With what the device says."""
+        return replace(self, device=device)
 
     def beside(self, formula: StageMemory) -> dict[str, Any]:
         """As JSON, with what the formulas say."""
@@ -47,6 +61,7 @@ class MeasuredStage:
             },
             "phases": self.phases,
             "moment": self.moment,
+            **({"device": self.device} if self.device else {}),
         }
 
 
@@ -63,21 +78,37 @@ def measure_fake(recipe: Recipe, stage: int) -> MeasuredStage:
         return run(recipe, stage, gauge)
 
 
-def run(recipe: Recipe, stage: int, gauge: Gauge) -> MeasuredStage:
-    """The passes of one step and the optimizer's step, where ``recipe``'s modules can run."""
+def run(recipe: Recipe, stage: int, gauge: Gauge, *, real: bool = False) -> MeasuredStage:
+    """The passes of one step and the optimizer's step, where ``recipe``'s modules can run.
+
+    ``real``: modules that compute, every pass run, and a second step after the first.
+    """
     rank: Any
     if recipe.framework == "megatron-core":
         from shardwise.engine.measure.megatron_rank import MegatronRank
 
-        rank = MegatronRank(recipe, stage, gauge)
+        rank = MegatronRank(recipe, stage, gauge, real=real)
     else:
         from shardwise.engine.measure.huggingface import HuggingFaceRank
 
         rank = HuggingFaceRank(recipe, gauge)
-    order = instruction_order(recipe.pp_schedule, recipe.pp, recipe.vpp, recipe.num_microbatches, stage)
-    peak = replay(rank, order, gauge)
+    m = recipe.num_microbatches
+    if not real:
+        peak = replay(rank, instruction_order(recipe.pp_schedule, recipe.pp, recipe.vpp, m, stage), gauge)
+        states = rank.optimizer_step()
+        return _stage(stage, states, peak, gauge.peak)
+    if recipe.pp_schedule == "1f1b":
+        m = min(m, _ENOUGH * recipe.pp)
+    order = instruction_order(recipe.pp_schedule, recipe.pp, recipe.vpp, m, stage)
+    first = replay(rank, order, gauge, real=m)
     states = rank.optimizer_step()
-    return _stage(stage, states, peak, gauge.peak)
+    stepping = gauge.peak
+    found = _stage(stage, states, first, stepping)
+    return found.then(replay(rank, order, gauge, real=m))
+
+
+_ENOUGH = 2
+"""Micro-batches over stages with which 1F1B, interleaved or not, has all in flight that it ever has."""
 
 
 @contextmanager

@@ -5,17 +5,21 @@ from __future__ import annotations
 import importlib.util
 import logging
 import warnings
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from shardwise.engine.errors import ConfigError
 from shardwise.engine.measure.limits import PACKAGES, refuse
 from shardwise.engine.memory.table import report
 from shardwise.engine.recipe import Recipe
 
-Mode = Literal["fake"]
+if TYPE_CHECKING:
+    from shardwise.engine.measure.memory import MeasuredStage
+
+Mode = Literal["fake", "gpu"]
 MODES: tuple[str, ...] = Mode.__args__  # type: ignore[attr-defined]
 
 _EXTRA = "pip install 'shardwise[oracles]'"
+_ENGINE = "pip install 'transformer_engine[pytorch]', or --transformer-impl local"
 
 
 def measured(recipe: Recipe, mode: str, stage: int | None = None) -> dict[str, Any]:
@@ -32,10 +36,14 @@ def measured(recipe: Recipe, mode: str, stage: int | None = None) -> dict[str, A
     if stage is not None and not 0 <= stage < recipe.pp:
         raise ConfigError(f"stage = {stage}: must be in 0 .. {recipe.pp - 1} (pp={recipe.pp})", field="stage")
     refuse(recipe)
-    for package in PACKAGES[recipe.framework]:
+    packages = PACKAGES[recipe.framework]
+    if (mode, recipe.framework, recipe.transformer_impl) == ("gpu", "megatron-core", "transformer_engine"):
+        packages = (*packages, "transformer_engine")
+    for package in packages:
         if not _installed(package):
+            how = _ENGINE if package == "transformer_engine" else _EXTRA
             raise ConfigError(
-                f"measure = {mode!r}: runs {recipe.framework}'s modules; {package} is missing: {_EXTRA}",
+                f"measure = {mode!r}: runs {recipe.framework}'s modules; {package} is missing: {how}",
                 field="measure",
             )
     formula = report(recipe)
@@ -43,10 +51,18 @@ def measured(recipe: Recipe, mode: str, stage: int | None = None) -> dict[str, A
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.getLogger("megatron").setLevel(logging.ERROR)
-        from shardwise.engine.measure.memory import measure_fake
-
-        found = [measure_fake(recipe, at).beside(formula.stages[at]) for at in stages]
+        found = [_measure(recipe, mode, at).beside(formula.stages[at]) for at in stages]
     return {"mode": mode, "stages": found}
+
+
+def _measure(recipe: Recipe, mode: str, stage: int) -> MeasuredStage:
+    if mode == "gpu":
+        from shardwise.engine.measure.gpu import measure_gpu
+
+        return measure_gpu(recipe, stage)
+    from shardwise.engine.measure.memory import measure_fake
+
+    return measure_fake(recipe, stage)
 
 
 def _installed(package: str) -> bool:

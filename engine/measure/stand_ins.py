@@ -1,7 +1,7 @@
 """Stand-ins for the fused kernels of Transformer Engine and torch, which run on GPUs only.
 
-Each keeps for its backward what the kernel keeps, and makes what it makes. They compute nothing: for fake
-tensors only.
+Each keeps for its backward what the kernel keeps, and makes what it makes. They compute nothing, but for
+``TorchAttention``: for fake tensors only.
 """
 
 from __future__ import annotations
@@ -66,6 +66,19 @@ class FlashAttention(torch.nn.Module):
         # Values are a slice of the packed projection; Transformer Engine copies what is not contiguous.
         q, k, v = (x.contiguous().permute(1, 2, 0, 3) for x in (query, key, value))
         out: torch.Tensor = Flash.apply(q, k, v)
+        return out.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], -1)
+
+
+class TorchAttention(FlashAttention):
+    """Torch's own fused attention, which computes."""
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
+    ) -> torch.Tensor:
+        q, k, v = (x.contiguous().permute(1, 2, 0, 3) for x in (query, key, value))
+        out: torch.Tensor = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=True
+        )
         return out.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], -1)
 
 

@@ -96,7 +96,11 @@ def measured_table(measured: Mapping[str, Any]) -> Group:
                 off,
                 style="bold" if item == "allocated" else "",
             )
-        parts += [table, Text(f"  peak in the {stage['moment']}"), Text()]
+        parts += [table, Text(f"  peak in the {stage['moment']}")]
+        if device := stage.get("device"):
+            held, used, total = (gib(device[k]) for k in ("reserved", "device_used", "device_total"))
+            parts.append(Text(f"  reserved {held}, device {used} of {total}"))
+        parts.append(Text())
     return Group(*parts)
 
 
