@@ -48,7 +48,8 @@ def _megatron(r: Recipe) -> Iterator[_Limit]:
     native = not r.cross_entropy_fusion or r.cross_entropy_fusion_impl == "native"
     latent = "1 under multi-latent attention (Megatron's own layers split what Transformer Engine repeats)"
     overlap = r.overlap_moe_expert_parallel_comm
-    yield "cp", r.cp, "1 (Megatron's own attention does not split a sequence)", r.cp == 1
+    ring = r.attention_backend == "flash" and r.cp_comm_type == "p2p"
+    yield "cp", r.cp, "1, or more with attention_backend flash and cp_comm_type p2p", r.cp == 1 or ring
     yield "tp", r.tp, latent, r.tp == 1 or not r.model.multi_latent_attention
     yield "norm_fusion", r.norm_fusion, "true", r.norm_fusion
     yield "cross_entropy_fusion_impl", r.cross_entropy_fusion_impl, "native", native

@@ -102,6 +102,7 @@ def without_gpu(*, fused: bool) -> Iterator[None]:
     parameters that say they are on a GPU. ``fused``: rotary embeddings as one kernel."""
     import torch.distributed as dist
     from megatron.core.fusions import fused_softmax
+    from megatron.core.models.common.embeddings import rotary_pos_embedding
     from megatron.core.tensor_parallel import random as rng
     from megatron.core.transformer import attention, multi_latent_attention, torch_norm
 
@@ -114,6 +115,10 @@ def without_gpu(*, fused: bool) -> Iterator[None]:
     def rotary(x: torch.Tensor, freqs: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         turned: torch.Tensor = Rotary.apply(x, freqs)
         return turned
+
+    def own_part(angles: torch.Tensor, dim: int, group: Any) -> torch.Tensor:
+        # As many as the load-balanced chunks that a context parallel rank picks.
+        return angles.narrow(dim, 0, angles.shape[dim] // group.size()).clone()
 
     plain_type = torch.Tensor.type
 
@@ -140,6 +145,7 @@ def without_gpu(*, fused: bool) -> Iterator[None]:
             (rng, "_get_all_rng_states", lambda *_: ()),
             (rng, "_set_all_rng_states", lambda *_: None),
             (rng, "_fork_rng", nothing),
+            (rotary_pos_embedding, "get_pos_emb_on_this_cp_rank", own_part),
             (fused_softmax, "get_default_causal_mask", mask),
             (torch_norm.WrappedTorchNorm, "__new__", norm),
         ):

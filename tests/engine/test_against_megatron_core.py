@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -79,41 +78,13 @@ _CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.fixture
-def groups() -> Iterator[Any]:
-    """Starts a world of which this process is one rank, over a process group that does nothing."""
-    import torch.distributed as dist
-    from megatron.core import parallel_state
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    def start(r: Recipe, rank: int) -> None:
-        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=r.world_size)
-        parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=r.tp,
-            pipeline_model_parallel_size=r.pp,
-            context_parallel_size=r.cp,
-            expert_model_parallel_size=r.ep,
-            expert_tensor_parallel_size=r.etp,
-            create_gloo_process_groups=False,
-        )
-
-    def stop() -> None:
-        if dist.is_initialized():
-            parallel_state.destroy_model_parallel()
-            dist.destroy_process_group()
-
-    start.stop = stop  # type: ignore[attr-defined]
-    yield start
-    stop()
-
-
 @pytest.mark.parametrize("name", _CASES)
 @pytest.mark.filterwarnings("ignore")
-def test_every_stage_holds_what_megatron_core_builds(
-    name: str, groups: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_stage_holds_what_megatron_core_builds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from megatron.core.transformer import multi_latent_attention
     from megatron.core.transformer.dot_product_attention import DotProductAttention
+
+    from shardwise.engine.measure.megatron import rank_of
 
     # Building a layer asks for streams and devices, and Megatron's own attention core refuses the head sizes
     # of multi-latent attention; it has no parameters, and counting those of others needs none of this.
@@ -137,9 +108,8 @@ def test_every_stage_holds_what_megatron_core_builds(
     table = Table.of([r])
     ours = stage_parameters(lower(table, all_stages(table)))
     for stage in range(r.pp):
-        groups(r, stage * r.world_size // r.pp)
-        dense, expert = _built(r, stage)
-        groups.stop()
+        with rank_of(r, stage):
+            dense, expert = _built(r, stage)
         assert (ours.dense[0, stage], ours.expert[0, stage]) == (dense, expert), f"stage {stage}"
 
 
