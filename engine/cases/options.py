@@ -72,7 +72,7 @@ def option_fields(case: Case, *, moe: bool, precision: str) -> Fields:
             )
         ),
         "framework": recipe_framework(case),
-        "cross_entropy_fusion_impl": "linear" if "torchtune" in framework else "native",
+        "cross_entropy_fusion_impl": _fused_loss_impl(options, framework),
         "loss_parallel": not re.search(_GATHERED_LOGITS, framework),
         "norm_fusion": _fused_norms(case),
         "torch_compile": any(_on(options.get(name)) for name in ("torch_compile", "compile")),
@@ -124,6 +124,14 @@ def _on(value: object) -> bool:
     if isinstance(value, str):
         return value.strip().lower() not in ("", "none", "off", "false", "no")
     return bool(value)
+
+
+def _fused_loss_impl(options: dict[str, Any], framework: str) -> str:
+    """As stated; silent: Transformer Engine's, which performance recipes use."""
+    if "torchtune" in framework:
+        return "linear"
+    names = ("cross_entropy_fusion_impl", "cross_entropy_fusion", "ce_loss_fusion")
+    return "native" if any(str(options.get(name)).lower() == "native" for name in names) else "te"
 
 
 def _graphs(options: dict[str, Any]) -> Fields:

@@ -24,6 +24,7 @@ class LiveStorages(TorchDispatchMode):
         self.where = ""
         """The backward function, or the operator of a forward pass, that made the peak."""
         self._sizes: Counter[int] = Counter()
+        self._ignored: set[int] = set()
 
     def __enter__(self) -> LiveStorages:
         """Storages resized by hand pass no operator (``CheckpointWithoutOutput`` does it)."""
@@ -59,11 +60,17 @@ class LiveStorages(TorchDispatchMode):
         self.peak = max(self.peak, self.now + peak)
         self.now += size
 
+    def ignore(self, tensor: torch.Tensor) -> None:
+        """Count this tensor's storage no more."""
+        key = int(tensor.untyped_storage()._cdata)
+        self._ignored.add(key)
+        self.now -= self._sizes.pop(key, 0)
+
     def _hold(self, storage: Any, func: Any) -> None:
         key, size = int(storage._cdata), int(storage.nbytes())
         # A storage that grew (or was emptied by ``resize_``) counts anew.
         known = self._sizes.get(key)
-        if known == size:
+        if known == size or key in self._ignored:
             return
         if known is None:
             weakref.finalize(storage, self._part, key)

@@ -16,6 +16,7 @@ from unittest import mock
 
 import torch
 
+from shardwise.engine.measure.live import LiveStorages
 from shardwise.engine.measure.stand_ins import (
     FlashAttention,
     FusedNorm,
@@ -76,6 +77,7 @@ def rank_of(recipe: Recipe, stage: int) -> Iterator[None]:
     """A world of which this process is a rank of pipeline stage ``stage``."""
     import torch.distributed as dist
     from megatron.core import parallel_state
+    from megatron.core.transformer.moe import moe_utils
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     rank = stage * recipe.world_size // recipe.pp
@@ -92,6 +94,7 @@ def rank_of(recipe: Recipe, stage: int) -> Iterator[None]:
         )
         yield
     finally:
+        moe_utils.get_moe_layer_wise_logging_tracker().clear()
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
 
@@ -131,6 +134,11 @@ def without_gpu(*, fused: bool) -> Iterator[None]:
     def alike(found: list[Any], own: Any, *_: Any, **__: Any) -> None:
         found[:] = [own] * len(found)
 
+    unpinned = torch.tensor
+
+    def tensor(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
+        return unpinned(*args, **kwargs)
+
     nothing = contextlib.nullcontext
     with contextlib.ExitStack() as stack:
         for owner, name, value in (
@@ -139,6 +147,7 @@ def without_gpu(*, fused: bool) -> Iterator[None]:
             (torch.UntypedStorage, "copy_", lambda self, *_, **__: self),
             (dist, "all_gather_object", alike),
             (torch.Tensor, "cuda", lambda self, *_, **__: self),
+            (torch, "tensor", tensor),
             (torch.cuda, "Stream", lambda *_, **__: None),
             (torch.cuda, "current_device", lambda: torch.device("cpu")),
             (rng.CudaRNGStatesTracker, "fork", lambda *_, **__: nothing()),
@@ -195,6 +204,20 @@ def real_kernels() -> Iterator[None]:
         yield
 
 
+def buffers_apart(gauge: LiveStorages) -> Any:
+    """Megatron's global buffer outlives the step: it is communication's, not an activation."""
+    from megatron.core.utils import GlobalMemoryBuffer
+
+    get = GlobalMemoryBuffer.get_tensor
+
+    def get_apart(*args: Any, **kwargs: Any) -> Any:
+        tensor = get(*args, **kwargs)
+        gauge.ignore(tensor)
+        return tensor
+
+    return mock.patch.object(GlobalMemoryBuffer, "get_tensor", get_apart)
+
+
 def chunk_of(recipe: Recipe, stage: int, chunk: int, vocab: int, *, real: bool = False) -> Any:
     """Virtual chunk ``chunk`` of the stage that this process is a rank of, as a ``GPTModel``.
 
@@ -221,6 +244,7 @@ def chunk_of(recipe: Recipe, stage: int, chunk: int, vocab: int, *, real: bool =
         config.moe_layer_freq = [int(moe) for moe in m.moe_layers]
         config.moe_shared_expert_intermediate_size = m.moe_shared_expert_intermediate_size or None
         config.moe_grouped_gemm = engine
+        config.moe_router_dtype, config.moe_aux_loss_coeff = "fp32", 1e-3
         config.moe_token_dispatcher_type = "alltoall"
         # Equal shares need no values to be known: every expert is filled to its capacity.
         config.moe_expert_capacity_factor = recipe.moe_expert_capacity_factor or 1.0

@@ -74,7 +74,8 @@ def measure_fake(recipe: Recipe, stage: int) -> MeasuredStage:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     gauge = LiveStorages()
-    with _standing_in(recipe, stage), FakeTensorMode(allow_non_fake_inputs=True), gauge:
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with _standing_in(recipe, stage, gauge), fake, gauge:
         return run(recipe, stage, gauge)
 
 
@@ -112,12 +113,13 @@ _ENOUGH = 2
 
 
 @contextmanager
-def _standing_in(recipe: Recipe, stage: int) -> Iterator[None]:
+def _standing_in(recipe: Recipe, stage: int, gauge: LiveStorages) -> Iterator[None]:
     """What stands in for the GPU and for the other ranks."""
     if recipe.framework == "megatron-core":
-        from shardwise.engine.measure.megatron import rank_of, without_gpu
+        from shardwise.engine.measure.megatron import buffers_apart, rank_of, without_gpu
 
-        with rank_of(recipe, stage), without_gpu(fused=recipe.transformer_impl == "transformer_engine"):
+        fused = recipe.transformer_impl == "transformer_engine"
+        with rank_of(recipe, stage), without_gpu(fused=fused), buffers_apart(gauge):
             yield
     else:
         from shardwise.engine.measure.huggingface import without_values

@@ -16,6 +16,7 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, centred: bool) -> torch.Tensor:
+        x = x.contiguous()
         statistics = x.new_empty((2 if centred else 1, *x.shape[:-1]), dtype=torch.float32)
         ctx.save_for_backward(x, weight, statistics)
         return torch.empty_like(x)
@@ -110,7 +111,13 @@ class GroupedExperts(torch.nn.Module):
         self.recompute = "moe_act" in (modules or ())
         self.weight1 = torch.nn.Parameter(torch.empty(num_local_experts, hidden, into * width))
         self.weight2 = torch.nn.Parameter(torch.empty(num_local_experts, width, hidden))
-        for weight in (self.weight1, self.weight2):
+        weights = [self.weight1, self.weight2]
+        if config.add_bias_linear:
+            # Counted only: what a bias adds to passes by nothing that is kept.
+            self.bias1 = torch.nn.Parameter(torch.empty(num_local_experts, into * width))
+            self.bias2 = torch.nn.Parameter(torch.empty(num_local_experts, hidden))
+            weights += [self.bias1, self.bias2]
+        for weight in weights:
             weight.allreduce = False
 
     def forward(

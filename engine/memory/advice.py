@@ -156,7 +156,7 @@ def _changes(r: Recipe) -> Iterator[dict[str, Any]]:
     if r.dp_sharding in sharding[:2]:
         yield {"dp_sharding": sharding[sharding.index(r.dp_sharding) + 1]}
     if not r.cross_entropy_fusion:
-        yield {"cross_entropy_fusion": True}
+        yield {"cross_entropy_fusion": True, "cross_entropy_fusion_impl": "te"}
     if r.main_grads_dtype == "fp32":
         yield {"main_grads_dtype": "bf16"}
     if r.optimizer_state_dtype == "fp32":

@@ -42,7 +42,17 @@ def tensor_buffers(low: Lowered) -> Floats:
     table = low.table
     pipeline = np.where(table.pp > 1, 4 * residual_bytes(low), 0.0)
     buffers = np.where(table.tp_comm_overlap & (table.tp > 1), _user_buffers(low), 0.0)
-    return np.broadcast_to(np.asarray(pipeline + buffers)[:, None], low.stages.shape)
+    return np.asarray((pipeline + buffers)[:, None] + _gathered_sequence(low))
+
+
+def _gathered_sequence(low: Lowered) -> Floats:
+    """Megatron's global buffer in which its own column-parallel linears gather the sequence: the output
+    head's, and of Megatron's own layers (``local``) every one's (``GlobalMemoryBuffer``) (n, S)."""
+    table = low.table
+    gathers = table.sequence_parallel & table.is_word("framework", "megatron-core")
+    size = np.where(gathers, HALF * low.tokens * table.model.hidden_size, 0.0)
+    everywhere = table.is_word("transformer_impl", "local")[:, None]
+    return np.asarray(size[:, None] * (everywhere | low.last))
 
 
 def _user_buffers(low: Lowered) -> Floats:

@@ -26,10 +26,20 @@ def held_activations(low: Lowered, saved: LayersSaved) -> Floats:
     held_chunks = in_flight(
         table.pp[:, None], chunks, table.num_microbatches[:, None], low.stages, table.pp_schedule[:, None]
     )
-    held = (per_pass + inputs) / chunks * held_chunks
+    held = (per_pass + inputs) / chunks * held_chunks + _left_by_routers(low)
     # Final norm and the 16-bit output head's input, once more per multi-token-prediction layer; the last
     # stage holds one micro-batch of it under 1F1B.
     heads = 1 + model.mtp_num_layers
     head = heads * 2 * HALF * model.hidden_size * low.local_tokens
     depth = np.where(table.is_word("pp_schedule", "gpipe"), table.num_microbatches, 1)
     return np.asarray(held + low.last * (head * depth)[:, None])
+
+
+def _left_by_routers(low: Lowered) -> Floats:
+    """What a recomputed MoE layer of Megatron-Core keeps until it runs again: its dispatcher holds the last
+    pass's probabilities, and by their graph the router's input and its gradient (n, S)."""
+    table = low.table
+    core = table.is_word("framework", "megatron-core")[:, None]
+    again = np.where(table.recompute_module("moe")[:, None], 1.0, recomputed_share(low))
+    layers = sum((count for kind, count in low.layers.items() if kind.moe), np.zeros(low.stages.shape))
+    return np.where(core, layers * again, 0.0) * 2 * residual_bytes(low)[:, None]

@@ -81,6 +81,7 @@ def _attention(low: Lowered) -> list[Saved]:
         ]
     else:
         items.append(Saved("query, key, value", HALF * (query + low.kv_heads * (qk + v) * t), None))
+        items.append(Saved("packed projection", _packed_projection(low, query), None))
         if model.qk_layernorm:
             # The norms keep their inputs; attention keeps their outputs.
             items.append(Saved("qk norm inputs", HALF * (query + low.kv_heads * qk * t), None))
@@ -98,6 +99,18 @@ def _attention(low: Lowered) -> list[Saved]:
         Saved("pre_mlp_layernorm input", np.where(redone, 0.0, residual_bytes(low)), None),
     ]
     return items
+
+
+def _packed_projection(low: Lowered, query: Floats) -> Floats:
+    """A checkpoint around the attention kernel keeps its inputs as they are: queries and keys, which rotary
+    embeddings made anew, and the values, a slice that keeps the whole packed projection alive. Otherwise the
+    kernel keeps a copy of the values alone. Bytes on top of queries, keys and values (n,)."""
+    model, table = low.table.model, low.table
+    anew = model.position_embedding_type == "rope" or model.qk_layernorm
+    sliced = table.is_word("framework", "megatron-core") & table.is_word("attention_backend", "flash")
+    kept = anew & sliced & table.recompute_module("core_attn")
+    qk, _ = head_dims(model)
+    return np.where(kept, HALF * (query + low.kv_heads * qk * low.tokens), 0.0)
 
 
 def _mlp(low: Lowered) -> list[Saved]:

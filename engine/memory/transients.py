@@ -39,9 +39,10 @@ def transient_peak(low: Lowered, saved: LayersSaved, parameters: Parameters) -> 
     return np.asarray(np.maximum((working + in_layer)[:, None] + unadded, head) + stay + dummies[:, None])
 
 
-_MEGATRON_LOSS, _MEGATRON_FUSED_LOSS = 6.0, 4.0
-"""Bytes per logit. 16-bit logits and their FP32 copy, which becomes the softmax and the gradient in
-place (``tensor_parallel/cross_entropy.py``); fused: the 16-bit gradient overwrites the logits."""
+_MEGATRON_LOSS, _ENGINE_LOSS = 6.0, 4.0
+"""Bytes per logit. 16-bit logits and their FP32 copy, which becomes the softmax and the gradient in place
+(``tensor_parallel/cross_entropy.py``); fusing it natively saves passes, not the copy (``fusions/
+fused_cross_entropy.py``); Transformer Engine's 16-bit gradient overwrites the logits."""
 
 _TORCH_LOSS, _HELD_LOGITS = 12.0, 6.0
 """``F.cross_entropy(logits.float())``: FP32 log-softmax kept for its backward, the loss's FP32 gradient
@@ -68,13 +69,14 @@ def logits_and_loss(low: Lowered) -> Floats:
     nanotron = _NANOTRON_LOSS + np.where(several, _NANOTRON_KEPT, 0.0)
     unfused = np.where(table.is_word("framework", "nanotron"), nanotron, unfused)
     fused = table.cross_entropy_fusion
-    of_fused = np.where(
-        table.is_word("cross_entropy_fusion_impl", "linear"),
-        _TORCH_LOSS / _LINEAR_CHUNKS,
-        _MEGATRON_FUSED_LOSS,
+    native = table.is_word("framework", "megatron-core") & table.is_word(
+        "cross_entropy_fusion_impl", "native"
     )
+    of_fused = np.where(native, _MEGATRON_LOSS, _ENGINE_LOSS)
+    linear = table.is_word("cross_entropy_fusion_impl", "linear")
+    of_fused = np.where(linear, _TORCH_LOSS / _LINEAR_CHUNKS, of_fused)
     # A multi-token-prediction layer's softmax waits for its backward while the main head runs.
-    waiting = table.model.mtp_num_layers * np.where(fused, HALF, 4.0)
+    waiting = table.model.mtp_num_layers * np.where(fused & ~native, HALF, 4.0)
     vocab = low.vocab * np.where(table.loss_parallel, 1, table.tp)
     return np.asarray(low.tokens * vocab * (np.where(fused, of_fused, unfused) + waiting))
 
@@ -113,10 +115,11 @@ def _backward_buffers(low: Lowered, kind: LayerKind) -> Floats:
     if not kind.moe:
         return np.asarray(residual + 2.0 * (into + 1) * low.tokens * model.ffn_hidden_size / table.tp)
     assert model.moe_ffn_hidden_size is not None
-    expert = 2.0 * (into + 1) * low.routed_tokens * model.moe_ffn_hidden_size / table.etp
-    # Send and receive side of the token exchange.
+    # The activation's gradient takes the place of the activation.
+    expert = 2.0 * into * low.routed_tokens * model.moe_ffn_hidden_size / table.etp
+    # Send and receive side of the token exchange; in the forward pass, those of both directions.
     exchange = 2 * 2.0 * low.routed_tokens * model.hidden_size
-    return np.asarray(residual + expert + exchange)
+    return np.asarray(residual + np.maximum(expert, exchange) + exchange)
 
 
 def _gathered(low: Lowered, parameters: Parameters) -> tuple[Floats, Floats, Floats]:

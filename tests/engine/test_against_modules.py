@@ -56,7 +56,7 @@ _CASES: dict[str, tuple[dict[str, Any], dict[str, Any], float, float]] = {
     "plain mlp, biases": (_GPT, {"tp": 2, "pp": 2}, 0.04, 0.015),
     "interleaved": (_LLAMA, {"tp": 2, "pp": 2, "vpp": 2}, 0.04, 0.015),
     "context parallel": (_LLAMA, {"tp": 2, "cp": 2, "seq_len": 8192}, 0.04, 0.015),
-    "full recompute": (_LLAMA, {"tp": 2, "pp": 2, "recompute": "full"}, 0.05, 0.015),
+    "full recompute": (_LLAMA, {"tp": 2, "pp": 2, "recompute": "full"}, 0.09, 0.015),
     "mlp again": (
         _LLAMA,
         {"tp": 2, "pp": 2, "recompute": "selective", "recompute_modules": "mlp"},

@@ -42,6 +42,7 @@ def test_a_measured_8b_run() -> None:
             "mbs": 2,
             "seq_len": 8192,
             "cross_entropy_fusion": True,
+            "cross_entropy_fusion_impl": "te",
         }
     )
     stage = report(r).stages[0].items

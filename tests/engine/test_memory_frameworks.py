@@ -19,8 +19,11 @@ from shardwise.engine.table import Table
 GIB = 2.0**30
 
 
+_FUSED = {"cross_entropy_fusion": True, "cross_entropy_fusion_impl": "te"}
+
+
 def _llama_of_12_layers(**fields: Any) -> Any:
-    base = {"model": "llama-3-70b", "cluster": "b200:1x8", "cross_entropy_fusion": True, "mbs": 1}
+    base = {"model": "llama-3-70b", "cluster": "b200:1x8", "mbs": 1, **_FUSED}
     r = recipe({**base, "gbs": 32, "seq_len": 4096})
     return recipe({**base, "gbs": 32, "seq_len": 4096, **fields}).with_(model=r.model.with_(num_layers=12))
 

@@ -33,12 +33,18 @@ def test_a_borderline_run_is_told_of_the_allocator() -> None:
     assert {"expandable_segments": True} in [lever.changes for lever in told.levers]
 
 
-@pytest.mark.parametrize("model", ["qwen3-30b-a3b", "llama-3-8b"])
-def test_recomputing_fused_attention_saves_next_to_nothing(model: str) -> None:
+@pytest.mark.parametrize(("model", "raised_gb"), [("qwen3-30b-a3b", 63.14 - 61.35), ("llama-3-8b", None)])
+def test_recomputing_fused_attention_raises_the_peak(model: str, raised_gb: float | None) -> None:
+    """Reported of Qwen3-30B-A3B on 16 H100, micro-batch 1: 61.35 GB without, 63.14 GB with it."""
     base = {"model": model, "cluster": "h100:2x8", "gbs": 64, "seq_len": 4096}
     plain = report(recipe(base))
     again = report(recipe(base, recompute="selective", recompute_modules=("core_attn",)))
-    assert 0 <= plain.peak_bytes - again.peak_bytes < 0.02 * plain.peak_bytes
+    raised = (again.fullest.allocated - plain.fullest.allocated) / 1e9
+    assert raised > 0
+    if raised_gb is not None:
+        assert raised == pytest.approx(raised_gb, rel=0.01)
+    levers = advise(recipe(base, mbs=2)).levers
+    assert not any(lever.changes.get("recompute_modules") == ("core_attn",) for lever in levers)
 
 
 def test_the_fp32_logits_of_a_large_vocabulary() -> None:
@@ -46,7 +52,12 @@ def test_the_fp32_logits_of_a_large_vocabulary() -> None:
     base = recipe({"model": "qwen3-30b-a3b", "cluster": "h100:2x8", "gbs": 16, "seq_len": 4096})
     large = base.with_(model=base.model.with_(vocab_size=248320))
     sizes = [
-        float(logits_and_loss(lower(Table.of([large.with_(cross_entropy_fusion=fused)])))[0]) / GIB
+        float(
+            logits_and_loss(
+                lower(Table.of([large.with_(cross_entropy_fusion=fused, cross_entropy_fusion_impl="te")]))
+            )[0]
+        )
+        / GIB
         for fused in (False, True)
     ]
     fp32 = 4096 * 248320 * 4 / GIB
