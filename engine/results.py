@@ -74,10 +74,18 @@ class StageMemory:
     """Tensors alive at the peak: what ``torch.cuda.max_memory_allocated`` reports."""
     reserved: int = 0
     """With the allocator's slack: what ``torch.cuda.max_memory_reserved`` reports."""
+    moment: str = ""
+    """When it is fullest: ``backward of a layer``, ``loss`` or ``optimizer step``."""
+    temporary: dict[str, int] = field(default_factory=dict)
+    """What the item ``temporary`` is made of at that moment -> bytes, the largest first."""
 
     @property
     def total(self) -> int:
         return sum(self.items.values())
+
+    def peak_as_json(self) -> dict[str, Any]:
+        """When the stage is fullest, and what its passing bytes are."""
+        return {"stage": self.stage, "moment": self.moment, "temporary": self.temporary}
 
     def as_json(self) -> dict[str, Any]:
         return {"stage": self.stage, **self.items, "total": self.total}
@@ -94,6 +102,8 @@ class MemoryReport:
     stages: tuple[StageMemory, ...]
     first_step_bytes: int = 0
     """The fullest stage in the first step, whose backward passes run before the optimizer has moments."""
+    load_bytes: int = 0
+    """The fullest stage while a checkpoint is loaded."""
 
     @property
     def fullest(self) -> StageMemory:
@@ -107,10 +117,12 @@ class MemoryReport:
             "capacity_bytes": self.capacity_bytes,
             "peak_stage": self.peak_stage,
             "first_step_bytes": self.first_step_bytes,
+            "load_bytes": self.load_bytes,
             "allocated_bytes": self.fullest.allocated,
             "reserved_bytes": self.fullest.reserved,
             "allocated_bytes_by_stage": [s.allocated for s in self.stages],
             "reserved_bytes_by_stage": [s.reserved for s in self.stages],
+            "peaks": [s.peak_as_json() for s in self.stages],
             "stages": [s.as_json() for s in self.stages],
         }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from shardwise.engine.lowering import Lowered
+from shardwise.engine.memory.loss import kept_loss
 from shardwise.engine.memory.recomputation import checkpoints, recomputed_share
 from shardwise.engine.memory.saved import LayersSaved, residual_bytes
 from shardwise.engine.precisions import HALF
@@ -32,7 +33,9 @@ def held_activations(low: Lowered, saved: LayersSaved) -> Floats:
     heads = 1 + model.mtp_num_layers
     head = heads * 2 * HALF * model.hidden_size * low.local_tokens
     depth = np.where(table.is_word("pp_schedule", "gpipe"), table.num_microbatches, 1)
-    return np.asarray(held + low.last * (head * depth)[:, None])
+    # The peak counts one loss whole; those that wait beside it kept what their backward needs.
+    waiting = (depth - 1) * kept_loss(low)
+    return np.asarray(held + low.last * (head * depth + waiting)[:, None])
 
 
 def _left_by_routers(low: Lowered) -> Floats:

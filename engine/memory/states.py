@@ -111,3 +111,34 @@ def moments_share(table: Table) -> Floats:
     """Moments' share of the optimizer's bytes on the device (n,)."""
     moments = (1.0 - table.optimizer_offload_fraction) * moment_bytes(table)
     return np.asarray(moments / np.maximum(device_optimizer_bytes(table), 1.0))
+
+
+def optimizer_copies(table: Table, parameters: Parameters) -> Floats:
+    """What the optimizer's step makes besides its states, of a rank's shard (n, S).
+
+    Megatron-Core's distributed optimizer and DeepSpeed's ZeRO copy 16-bit gradients to FP32 ones first
+    (``_copy_model_grads_to_main_grads``; ``stage_1_and_2.py``, ``step``), unless the optimizer is
+    precision-aware, which lower moments are a sign of. Fused Adam, which trainers ask for, makes nothing.
+    Published peaks of Megatron-DeepSpeed with one replica (BLOOM's) have no room for copies: none there.
+    """
+    owned = _owned(table, parameters)
+    aware = ~table.is_word("optimizer_state_dtype", "fp32") | ~table.is_word("main_params_dtype", "fp32")
+    half = table.is_word("main_grads_dtype", "bf16") & (shard_sizes(table)[0] > 1)
+    core = table.is_word("framework", "megatron-core") & half & ~aware
+    deepspeed = table.is_word("framework", "deepspeed") & ~table.is_word("dp_sharding", "none")
+    each = np.where(core | deepspeed, 4.0, 0.0) * (1.0 - table.optimizer_offload_fraction)
+    return np.asarray(each[:, None] * owned)
+
+
+def loading_copies(table: Table, parameters: Parameters) -> Floats:
+    """What loading a checkpoint makes besides the states: Megatron-Core fills fresh moments by a step on
+    gradients of zeros, one FP32 figure a parameter of the shard, before it reads into them
+    (``DistributedOptimizer.sharded_state_dict``, ``is_loading``) (n, S)."""
+    core = table.is_word("framework", "megatron-core")
+    return np.asarray(np.where(core, 4.0, 0.0)[:, None] * _owned(table, parameters))
+
+
+def _owned(table: Table, parameters: Parameters) -> Floats:
+    """Parameters whose optimizer states a rank has (n, S)."""
+    dense_shards, expert_shards = (shards[:, None] for shards in shard_sizes(table))
+    return np.asarray(parameters.dense / dense_shards + parameters.expert / expert_shards)

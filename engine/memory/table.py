@@ -16,8 +16,8 @@ from shardwise.engine.memory.communication import library_buffers, tensor_buffer
 from shardwise.engine.memory.device import context_bytes, fragmentation_bytes
 from shardwise.engine.memory.held import held_activations
 from shardwise.engine.memory.saved import layer_saved
-from shardwise.engine.memory.states import moments_share, state_items
-from shardwise.engine.memory.transients import transient_peak
+from shardwise.engine.memory.states import loading_copies, moments_share, state_items
+from shardwise.engine.memory.transients import MOMENTS, Parts, moments, total
 from shardwise.engine.memory.verdict import verdict
 from shardwise.engine.parameters import Parameters, stage_parameters
 from shardwise.engine.pipeline_layout import all_stages
@@ -40,6 +40,12 @@ class MemoryTable:
     """The device's: ``reserved``, context and communication libraries, as nvidia-smi shows it."""
     moments_share: Floats
     """(n,) moments' share of the item ``optimizer``."""
+    moment: Ints
+    """(n, S) the moment of the peak, an index into ``MOMENTS``."""
+    parts: tuple[Parts, ...]
+    """Per moment: what the item ``temporary`` is made of."""
+    loading: Floats
+    """The device's total while a checkpoint is loaded."""
     stage_index: Ints
     capacity_bytes: int
 
@@ -63,10 +69,12 @@ class MemoryTable:
                 {name: int(values[row, column]) for name, values in self.items.items()},
                 allocated=int(np.ceil(self.allocated[row, column])),
                 reserved=int(np.ceil(self.reserved[row, column])),
+                moment=MOMENTS[self.moment[row, column]],
+                temporary=self._temporary(row, column),
             )
             for column in columns
         )
-        moments = self.moments_share[row] * self.items["optimizer"][row]
+        of_moments = self.moments_share[row] * self.items["optimizer"][row]
         worst = max(stages, key=lambda stage: stage.total)
         return MemoryReport(
             verdict(worst.total, self.capacity_bytes),
@@ -74,8 +82,15 @@ class MemoryTable:
             self.capacity_bytes,
             worst.stage,
             stages,
-            first_step_bytes=int(np.ceil((self.total[row] - moments).max())),
+            first_step_bytes=int(np.ceil((self.total[row] - of_moments).max())),
+            load_bytes=int(np.ceil(self.loading[row].max())),
         )
+
+    def _temporary(self, row: int, column: int) -> dict[str, int]:
+        """The parts of a stage's temporary item, the largest first."""
+        parts = self.parts[self.moment[row, column]]
+        sizes = {name: int(np.ceil(values[row, column])) for name, values in parts.items()}
+        return {name: sizes[name] for name in sorted(sizes, key=lambda name: -sizes[name]) if sizes[name]}
 
 
 def memory_table(table: Table, stages: Ints | None = None) -> MemoryTable:
@@ -88,10 +103,17 @@ def memory_of(low: Lowered, parameters: Parameters) -> MemoryTable:
     """Memory of an already lowered table whose stages hold ``parameters``."""
     saved = {kind: layer_saved(low, kind) for kind in low.layers}
     libraries, buffers = library_buffers(low), tensor_buffers(low)
+    states = state_items(low, parameters)
+    parts = moments(low, saved, parameters)
+    held = held_activations(low, saved)
+    layer, loss, step = (total(part) for part in parts)
+    passes = np.maximum(layer, loss)
+    # Between the passes and the next step only states are alive, and what the optimizer makes.
+    after = step > held + passes
     items = {
-        **state_items(low, parameters),
-        "activations": held_activations(low, saved),
-        "temporary": transient_peak(low, saved, parameters),
+        **states,
+        "activations": np.where(after, 0.0, held),
+        "temporary": np.where(after, step, passes),
     }
     moving = items["activations"] + items["temporary"] + buffers
     allocated = np.sum(list(items.values()), axis=0) + buffers
@@ -99,13 +121,17 @@ def memory_of(low: Lowered, parameters: Parameters) -> MemoryTable:
     items["communication"] = libraries + buffers
     items["overhead"] = context_bytes(low) + slack
     items = {name: np.ceil(items[name]) for name in MEMORY_ITEMS}
-    total = np.sum(list(items.values()), axis=0)
+    device = np.sum(list(items.values()), axis=0)
+    persistent = np.sum(list(states.values()), axis=0) + loading_copies(low.table, parameters)
     return MemoryTable(
         items,
         allocated,
         allocated + slack,
-        total,
+        device,
         moments_share(low.table),
+        np.where(after, 2, (loss > layer).astype(np.int64)),
+        parts,
+        persistent + items["communication"] + context_bytes(low),
         low.stages,
         low.table.cluster.gpu.memory_bytes,
     )

@@ -1,4 +1,4 @@
-"""What lives for a moment of the step only: a layer's backward, logits and loss, gathered parameters."""
+"""What lives for a moment of the step only: a layer's backward, logits and loss, the optimizer's copies."""
 
 from __future__ import annotations
 
@@ -7,78 +7,83 @@ from collections.abc import Callable
 import numpy as np
 
 from shardwise.engine.lowering import LayerKind, Lowered
+from shardwise.engine.memory.loss import logits_and_loss
 from shardwise.engine.memory.recomputation import checkpoint_unit
 from shardwise.engine.memory.saved import LayersSaved, residual_bytes
-from shardwise.engine.memory.states import gradient_bytes
+from shardwise.engine.memory.states import gradient_bytes, optimizer_copies
 from shardwise.engine.model import Model
 from shardwise.engine.parameters import Parameters, layer_dense, layer_expert, one_expert
 from shardwise.engine.precisions import HALF
 from shardwise.engine.table import Floats, Table
 
+Parts = dict[str, Floats]
+"""What a moment needs besides states and saved activations: part -> bytes (n, S)."""
 
-def transient_peak(low: Lowered, saved: LayersSaved, parameters: Parameters) -> Floats:
-    """The largest passing need: a layer's backward (after its recomputation), or logits and loss (n, S)."""
-    table = low.table
-    full = table.is_word("recompute", "full")
-    unit = checkpoint_unit(table)
-    working = np.zeros(len(table))
-    for kind in low.layers:
-        everything, kept = saved[kind]
-        # Under full recomputation a whole unit comes back; under selective what was dropped.
-        again = np.where(full, everything * unit, everything - kept)
-        working = np.maximum(working, again + _backward_buffers(low, kind))
+MOMENTS = ("backward of a layer", "loss", "optimizer step")
+"""When a stage can be fullest, in the order of a step. In the last, no activation is alive."""
+
+
+def moments(low: Lowered, saved: LayersSaved, parameters: Parameters) -> tuple[Parts, Parts, Parts]:
+    """The parts of each of :data:`MOMENTS`."""
+    table, shape = low.table, low.stages.shape
+    recomputed, buffers = _largest_backward(low, saved)
     in_layer, in_head, stay = _gathered(low, parameters)
     dummies = _dummy_gradients(low)
     # The output head is no Transformer Engine module: its own placeholder lives as long as its backward.
     of_head = np.where(dummies > 0, HALF * low.vocab * table.model.hidden_size, 0.0)
-    head = np.where(low.last, (logits_and_loss(low) + in_head + of_head)[:, None], 0.0)
     # nanotron's 16-bit ``param.grad`` of a whole backward pass, added up only at its end.
-    unadded = np.where(table.is_word("framework", "nanotron"), HALF, 0.0)[:, None] * (
-        parameters.dense + parameters.expert
-    )
-    return np.asarray(np.maximum((working + in_layer)[:, None] + unadded, head) + stay + dummies[:, None])
+    unadded = np.where(table.is_word("framework", "nanotron"), HALF, 0.0)[:, None]
+
+    def wide(rows: Floats) -> Floats:
+        return np.broadcast_to(rows[:, None], shape)
+
+    layer = {
+        "recomputed activations": wide(recomputed),
+        "gradients of a layer": wide(buffers),
+        "gathered parameters": wide(in_layer) + stay,
+        "gradients not yet added up": unadded * (parameters.dense + parameters.expert),
+        "placeholders for gradients": wide(dummies),
+        "buckets": wide(_deepspeed_buckets(table)),
+    }
+    loss = {
+        "logits and loss": np.where(low.last, logits_and_loss(low)[:, None], 0.0),
+        "gathered parameters": np.where(low.last, in_head[:, None], 0.0) + stay,
+        "placeholders for gradients": np.where(low.last, (of_head + dummies)[:, None], 0.0),
+    }
+    return layer, loss, {"optimizer's copies": optimizer_copies(table, parameters)}
 
 
-_MEGATRON_LOSS, _ENGINE_LOSS = 6.0, 4.0
-"""Bytes per logit. 16-bit logits and their FP32 copy, which becomes the softmax and the gradient in place
-(``tensor_parallel/cross_entropy.py``); fusing it natively saves passes, not the copy (``fusions/
-fused_cross_entropy.py``); Transformer Engine's 16-bit gradient overwrites the logits."""
-
-_TORCH_LOSS, _HELD_LOGITS = 12.0, 6.0
-"""``F.cross_entropy(logits.float())``: FP32 log-softmax kept for its backward, the loss's FP32 gradient
-by it, and the FP32 gradient of the logits (ATen ``nll_loss_backward``, ``_log_softmax_backward_data``).
-A training loop that does not delete them, as torchtitan's does, holds the logits and their FP32 copy."""
-
-_LINEAR_CHUNKS = 8
-"""Chunks in which a loss fused with the output head passes through the tokens (torchtune's default)."""
-
-_NANOTRON_LOSS, _NANOTRON_KEPT = 10.0, 4.0
-"""16-bit logits, their FP32 copy, and the FP32 softmax that ``_ShardedCrossEntropy`` saves
-(``parallel/tensor_parallel/functional.py``). The last micro-batch's FP32 logits outlive it."""
+_REDUCE_BUCKET, _LIVE_PARAMETERS = 5e8, 1e9
+"""Elements: DeepSpeed's defaults of ``reduce_bucket_size`` and ``stage3_max_live_parameters``
+(``runtime/zero/config.py``). The bucket is allocated whole, however small the model."""
 
 
-def logits_and_loss(low: Lowered) -> Floats:
-    """Logits, loss and their gradients at their peak, of one micro-batch, all heads (n,)."""
+def _deepspeed_buckets(table: Table) -> Floats:
+    """16-bit buckets in which DeepSpeed's ZeRO reduces gradients: two with overlap, below ZeRO-3 (n,)."""
+    twice = np.where(table.overlap_grad_reduce & ~table.is_word("dp_sharding", "fsdp", "hsdp"), 2.0, 1.0)
+    on = table.is_word("framework", "deepspeed") & ~table.is_word("dp_sharding", "none")
+    return np.where(on, twice * _REDUCE_BUCKET * HALF, 0.0)
+
+
+def total(parts: Parts) -> Floats:
+    """Bytes of all parts (n, S)."""
+    return np.asarray(sum(parts.values()))
+
+
+def _largest_backward(low: Lowered, saved: LayersSaved) -> tuple[Floats, Floats]:
+    """Of the kind of layer whose backward needs most: what runs again, and the gradients alive (n,)."""
     table = low.table
-    several = table.num_microbatches > 1
-    # torchtitan compiles its loss with the model.
-    eager = table.is_word("framework", "torchtitan") & ~table.torch_compile
-    eager = eager | table.is_word("framework", "deepspeed", "pytorch")
-    held = np.where(table.is_word("framework", "pytorch"), _HELD_LOGITS, 0.0)
-    unfused = np.where(eager, _TORCH_LOSS + held, _MEGATRON_LOSS)
-    nanotron = _NANOTRON_LOSS + np.where(several, _NANOTRON_KEPT, 0.0)
-    unfused = np.where(table.is_word("framework", "nanotron"), nanotron, unfused)
-    fused = table.cross_entropy_fusion
-    native = table.is_word("framework", "megatron-core") & table.is_word(
-        "cross_entropy_fusion_impl", "native"
-    )
-    of_fused = np.where(native, _MEGATRON_LOSS, _ENGINE_LOSS)
-    linear = table.is_word("cross_entropy_fusion_impl", "linear")
-    of_fused = np.where(linear, _TORCH_LOSS / _LINEAR_CHUNKS, of_fused)
-    # A multi-token-prediction layer's softmax waits for its backward while the main head runs.
-    waiting = table.model.mtp_num_layers * np.where(fused & ~native, HALF, 4.0)
-    vocab = low.vocab * np.where(table.loss_parallel, 1, table.tp)
-    return np.asarray(low.tokens * vocab * (np.where(fused, of_fused, unfused) + waiting))
+    full = table.is_word("recompute", "full")
+    unit = checkpoint_unit(table)
+    best = (np.zeros(len(table)), np.zeros(len(table)))
+    for kind in low.layers:
+        everything, kept = saved[kind]
+        # Under full recomputation a whole unit comes back; under selective what was dropped.
+        again = np.where(full, everything * unit, everything - kept)
+        buffers = _backward_buffers(low, kind)
+        more = again + buffers > best[0] + best[1]
+        best = (np.where(more, again, best[0]), np.where(more, buffers, best[1]))
+    return best
 
 
 def _dummy_gradients(low: Lowered) -> Floats:
@@ -131,7 +136,10 @@ def _gathered(low: Lowered, parameters: Parameters) -> tuple[Floats, Floats, Flo
     on = table.is_word("dp_sharding", "fsdp", "hsdp")
     in_layer = largest * (3 * HALF + gradient_bytes(table))
     in_head = 2 * HALF * low.vocab * table.model.hidden_size + HALF * largest
-    # Without resharding every layer stays gathered between forward and backward.
-    stay = (parameters.dense + parameters.expert) * HALF
-    stays = (on & ~table.fsdp_reshard_after_forward)[:, None]
-    return np.where(on, in_layer, 0.0), np.where(on, in_head, 0.0), np.where(stays, stay, 0.0)
+    # Without resharding every layer stays gathered between forward and backward; DeepSpeed frees none before
+    # as many parameters live as its limit.
+    everything = parameters.dense + parameters.expert
+    live = np.where(table.is_word("framework", "deepspeed"), _LIVE_PARAMETERS, 0.0)[:, None]
+    live = np.where(table.fsdp_reshard_after_forward[:, None], np.minimum(everything, live), everything)
+    stay = np.where(on[:, None], live * HALF, 0.0)
+    return np.where(on, in_layer, 0.0), np.where(on, in_head, 0.0), stay

@@ -9,7 +9,7 @@ import pytest
 from recipes import LLAMA, recipe
 
 from shardwise.engine.lowering import lower
-from shardwise.engine.memory.transients import logits_and_loss
+from shardwise.engine.memory.loss import logits_and_loss
 from shardwise.engine.table import Table
 
 _TOKENS, _VOCAB, _HIDDEN = 256, 4096, 8

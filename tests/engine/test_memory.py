@@ -13,6 +13,7 @@ from recipes import DEEPSEEK, LLAMA, MIXTRAL, recipe
 from shardwise.engine.lowering import LayerKind, lower
 from shardwise.engine.memory import memory_table, report
 from shardwise.engine.memory.saved import layer_saved, saved_tensors
+from shardwise.engine.memory.transients import MOMENTS
 from shardwise.engine.pipeline_layout import all_stages
 from shardwise.engine.recipe import RECOMPUTE_MODULES
 from shardwise.engine.table import Table
@@ -181,3 +182,31 @@ def test_a_table_is_its_rows() -> None:
     alone = [float(memory_table(Table.of([r])).peak_bytes[0]) for r in rows]
     assert together.tolist() == alone
     assert np.isfinite(together).all()
+
+
+@pytest.mark.parametrize("base", [MIXTRAL, LLAMA, DEEPSEEK])
+def test_the_temporary_item_is_the_sum_of_its_parts(base: dict[str, Any]) -> None:
+    for recompute in ("none", "full"):
+        for stage in report(recipe(base, recompute=recompute)).stages:
+            assert sum(stage.temporary.values()) == pytest.approx(stage.items["temporary"], abs=8)
+            assert stage.moment in MOMENTS
+            assert list(stage.temporary.values()) == sorted(stage.temporary.values(), reverse=True)
+
+
+def test_a_step_without_activations_can_be_the_fullest() -> None:
+    """Short sequences, 16-bit gradients: their FP32 copies in the optimizer are more than all activations."""
+    short = recipe(LLAMA, seq_len=64, main_grads_dtype="bf16", pp=1)
+    stage = report(short).fullest
+    assert stage.moment == "optimizer step"
+    assert stage.items["activations"] == 0
+    aware = report(short.with_(optimizer_state_dtype="bf16")).fullest
+    assert aware.moment != "optimizer step"
+
+
+@pytest.mark.parametrize("base", [MIXTRAL, LLAMA, DEEPSEEK])
+def test_loading_needs_the_states_and_their_zero_gradients(base: dict[str, Any]) -> None:
+    told = report(recipe(base))
+    states = [sum(s.items[name] for name in ("weights", "gradients", "optimizer")) for s in told.stages]
+    assert told.load_bytes > max(states)
+    other = report(recipe(base, framework="pytorch"))
+    assert other.load_bytes < told.load_bytes

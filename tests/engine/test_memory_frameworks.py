@@ -12,7 +12,7 @@ from recipes import LLAMA, MIXTRAL, recipe
 
 from shardwise.engine.lowering import lower
 from shardwise.engine.memory import report
-from shardwise.engine.memory.transients import logits_and_loss
+from shardwise.engine.memory.loss import logits_and_loss
 from shardwise.engine.recipe import FRAMEWORKS
 from shardwise.engine.table import Table
 

@@ -9,7 +9,7 @@ from recipes import recipe
 
 from shardwise.engine.lowering import lower
 from shardwise.engine.memory import report
-from shardwise.engine.memory.transients import logits_and_loss
+from shardwise.engine.memory.loss import logits_and_loss
 from shardwise.engine.table import Table
 
 _LLAMA: dict[str, Any] = {"model": "llama-3-8b", "gbs": 64, "seq_len": 4096, "cross_entropy_fusion": True}

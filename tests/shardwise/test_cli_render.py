@@ -49,6 +49,8 @@ def memory_document(stages: int, peak: int) -> dict[str, Any]:
         "first_step_bytes": 5 * GIB,
         "allocated_bytes": 6 * GIB,
         "reserved_bytes": 7 * GIB,
+        "load_bytes": 5 * GIB,
+        "peaks": [{"stage": n, "moment": "loss", "temporary": {"logits and loss": GIB}} for n in range(stages)],
         "stages": rows,
     }
 
@@ -136,6 +138,7 @@ def test_many_stages_keep_both_ends_and_the_peak() -> None:
     ]
     assert rows == ["0", "1", "2", "3", ">30", "60", "61", "62", "63"]
     assert out.count("...") == 2
+    assert "fullest in: loss (logits and loss 1.0 GiB)" in out
 
 
 def test_violations_say_what_to_type() -> None:

@@ -70,7 +70,9 @@ def memory(document: Mapping[str, Any], *, head: RenderableType | None = None) -
     if document["first_step_bytes"] <= document["capacity_bytes"] < document["peak_bytes"]:
         first = gib(document["first_step_bytes"])
         parts.append(Text(f"  the first step needs {first} and passes; the next ones, with moments, do not"))
-    parts += [Text(), stage_table(document)]
+    if document["load_bytes"] > document["capacity_bytes"]:
+        parts.append(Text(f"  loading a checkpoint needs {gib(document['load_bytes'])}"))
+    parts += [peak_line(document), Text(), stage_table(document)]
     if document.get("measured"):
         parts.append(measured_table(document["measured"]))
     if document.get("advice"):
@@ -102,6 +104,17 @@ def measured_table(measured: Mapping[str, Any]) -> Group:
             parts.append(Text(f"  reserved {held}, device {used} of {total}"))
         parts.append(Text())
     return Group(*parts)
+
+
+_PARTS = 3
+"""Parts of the temporary bytes shown."""
+
+
+def peak_line(memory: Mapping[str, Any]) -> Text:
+    """When the fullest GPU is fullest, and what passes then."""
+    peak = next(p for p in memory["peaks"] if p["stage"] == memory["peak_stage"])
+    parts = [f"{name} {gib(size)}" for name, size in list(peak["temporary"].items())[:_PARTS]]
+    return Text(f"  fullest in: {peak['moment']}" + (f" ({', '.join(parts)})" if parts else ""))
 
 
 def three_numbers(memory: Mapping[str, Any]) -> Text:
