@@ -50,7 +50,9 @@ def memory_document(stages: int, peak: int) -> dict[str, Any]:
         "allocated_bytes": 6 * GIB,
         "reserved_bytes": 7 * GIB,
         "load_bytes": 5 * GIB,
-        "peaks": [{"stage": n, "moment": "loss", "temporary": {"logits and loss": GIB}} for n in range(stages)],
+        "peaks": [
+            {"stage": n, "moment": "loss", "temporary": {"logits and loss": GIB}} for n in range(stages)
+        ],
         "stages": rows,
     }
 
