@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from shardwise.engine.errors import ConfigError, unknown_name
+from shardwise.engine.layout_string import balanced_layout, code_of
 from shardwise.engine.legality.experts import supported_dispatchers
 from shardwise.engine.legality.rule import common_divisors, divisors
 from shardwise.engine.model import Model
@@ -247,14 +248,26 @@ def _splits() -> list[tuple[Any, ...]]:
     )
     last = Derived("rest in the last stage", _last_stage)
     return [
-        (False, False, None, None),
-        (False, piped, None, None),
-        (piped, False, None, None),
-        (piped, piped, None, None),
-        (False, False, None, last),
+        (False, False, None, None, None),
+        (False, piped, None, None, None),
+        (piped, False, None, None, None),
+        (piped, piped, None, None, None),
+        (False, False, None, last, None),
         (False, False, Derived("half of the rest", lambda t: _ends(t)[0]),
-         Derived("rest", lambda t: _ends(t)[1])),
+         Derived("rest", lambda t: _ends(t)[1]), None),
+        (False, False, None, None, Derived("balanced", _balanced)),
     ]  # fmt: skip
+
+
+def _balanced(table: Table) -> Ints:
+    """A balanced layout where layers do not divide over the chunks; 0 where they do."""
+    model = table.model
+    codes = np.zeros(len(table), dtype=np.int64)
+    for pp, vpp in np.unique(np.stack([table.pp, table.vpp], axis=1), axis=0):
+        if pp > 1 and model.num_layers % (pp * vpp):
+            text = balanced_layout(model.num_layers, model.mtp_num_layers, int(pp), int(vpp))
+            codes[(table.pp == pp) & (table.vpp == vpp)] = code_of(text)
+    return codes
 
 
 def _last_stage(table: Table) -> Ints:

@@ -12,7 +12,12 @@ from functools import lru_cache
 import numpy as np
 
 from shardwise.engine.model import Model
-from shardwise.engine.pipeline_layout import distinct_layouts, layer_range, representative_stages
+from shardwise.engine.pipeline_layout import (
+    distinct_layouts,
+    layer_range,
+    mtp_stage,
+    representative_stages,
+)
 from shardwise.engine.table import Bools, Floats, Ints, Table
 
 
@@ -49,6 +54,8 @@ class Lowered:
     """(n, S) the stage holds the embedding."""
     last: Bools
     """(n, S) the stage holds the output head and the loss."""
+    mtp: Bools
+    """(n, S) the stage holds the multi-token-prediction layers."""
 
 
 def lower(table: Table, stages: Ints | None = None) -> Lowered:
@@ -58,9 +65,10 @@ def lower(table: Table, stages: Ints | None = None) -> Lowered:
     local = np.where(table.sequence_parallel, tokens / table.tp, tokens)
     which, layers = _layers_of_stages(table) if stages is None else (stages, _layers(table, stages))
     last = which == (table.pp - 1)[:, None]
+    mtp = which == mtp_stage(table)[:, None]
     if model.mtp_num_layers:
         kind = LayerKind(windowed=model.windowed_layers[-1], moe=model.moe_layers[-1])
-        layers[kind] = layers[kind] + np.where(last, model.mtp_num_layers, 0)
+        layers[kind] = layers[kind] + np.where(mtp, model.mtp_num_layers, 0)
     return Lowered(
         table=table,
         tokens=tokens,
@@ -73,6 +81,7 @@ def lower(table: Table, stages: Ints | None = None) -> Lowered:
         layers=layers,
         first=which == 0,
         last=last,
+        mtp=mtp,
     )
 
 

@@ -52,8 +52,9 @@ def stage_parameters(low: Lowered) -> Parameters:
     if model.mtp_num_layers:
         # Projection of [hidden; next embedding] and its norms; behind a pipeline also its own embedding.
         extra = 2 * model.hidden_size**2 / table.tp + 3 * norm
-        tables = tables + low.last * np.where((table.pp > 1)[:, None], embedding, 0.0)
-        dense = dense + low.last * model.mtp_num_layers * extra[:, None]
+        again = np.where((table.pp > 1)[:, None] & ~low.first, embedding, 0.0)
+        tables = tables + low.mtp * again
+        dense = dense + low.mtp * model.mtp_num_layers * extra[:, None]
     return Parameters(dense + tables, expert, tables)
 
 

@@ -7,6 +7,7 @@ The split is Megatron-Core's (``megatron/core/transformer``: ``get_num_layers_to
   the ``account_for_*`` flags say so; the very first (last) chunk then holds one decoder layer fewer;
 * uneven: the first and/or last stage holds the given number, the middle stages share the rest equally,
   and each stage spreads its layers equally over its chunks;
+* layout: ``pipeline_model_parallel_layout`` says it chunk by chunk;
 * order: chunk ``c`` of stage ``s`` is model chunk ``c * pp + s``.
 
 Rows are expected to be legal; an illegal row gets ranges inside the model that need not cover it.
@@ -14,12 +15,14 @@ Rows are expected to be legal; an illegal row gets ranges inside the model that 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, lcm
 from typing import Any
 
 import numpy as np
 
+from shardwise.engine.layout_string import layout_of
 from shardwise.engine.model import Model
 from shardwise.engine.table import Bools, Ints, Table
 
@@ -42,7 +45,10 @@ def chunk_layers(table: Table) -> Ints:
     stage = np.stack([np.zeros_like(pp), np.minimum(1, pp - 1), pp - 1], axis=1)
     rounds = np.stack([np.zeros_like(pp), np.minimum(1, table.vpp - 1), table.vpp - 1], axis=1)
     sizes = [np.subtract(*_range(table, stage, rounds[:, i : i + 1])[::-1]) for i in range(3)]
-    return np.asarray(np.max(np.concatenate(sizes, axis=1), axis=1))
+    fullest = np.asarray(np.max(np.concatenate(sizes, axis=1), axis=1))
+    for code, rows in _layouts(table):
+        fullest[rows] = max(chunk.count("t") for chunk in layout_of(code).chunks)
+    return fullest
 
 
 def layer_slots(table: Table) -> Ints:
@@ -124,11 +130,42 @@ def _split(
         "account_for_loss_in_pipeline_split": loss,
         "num_layers_in_first_pipeline_stage": first,
         "num_layers_in_last_pipeline_stage": last,
+        "pipeline_model_parallel_layout": None,
     }
 
 
 def _range(table: Table, stage: Ints, chunk: Ints) -> tuple[Ints, Ints]:
     """``layer_range`` for a chunk per row, shape (n, 1); ``chunk`` is not checked against ``vpp``."""
+    start, end = _computed_range(table, stage, chunk)
+    for code, rows in _layouts(table):
+        ends = np.minimum(layout_of(code).ends(), table.model.num_layers)
+        # A layout of another pipeline is illegal; its ranges need only be some.
+        index = np.minimum(chunk[rows] * table.pp[rows, None] + stage[rows], len(ends) - 1)
+        end[rows] = ends[index]
+        start[rows] = np.where(index > 0, ends[index - 1], 0)
+    return start, end
+
+
+def _layouts(table: Table) -> Iterator[tuple[int, Bools]]:
+    """Every layout that rows of the table have, with those rows."""
+    codes = table.pipeline_model_parallel_layout
+    if codes.any():
+        for code in np.unique(codes[codes > 0]):
+            yield int(code), codes == code
+
+
+def mtp_stage(table: Table) -> Ints:
+    """The stage that holds the multi-token-prediction layers: the last one, unless a layout says so (n,)."""
+    stage = table.pp - 1
+    for code, rows in _layouts(table):
+        chunk = layout_of(code).mtp_chunk()
+        if chunk is not None:
+            stage = np.where(rows, chunk % table.pp, stage)
+    return np.asarray(stage)
+
+
+def _computed_range(table: Table, stage: Ints, chunk: Ints) -> tuple[Ints, Ints]:
+    """The range by even share, flags and given counts."""
     chunks = _chunks(table)
     is_first, is_last = stage == 0, stage == table.pp[:, None] - 1
     size = np.where(is_first, chunks.first, np.where(is_last, chunks.last, chunks.middle))
@@ -180,6 +217,7 @@ def distinct_layouts(table: Table) -> tuple[Ints, Ints]:
         table.num_layers_in_last_pipeline_stage,
         table.account_for_embedding_in_pipeline_split.astype(np.int64),
         table.account_for_loss_in_pipeline_split.astype(np.int64),
+        table.pipeline_model_parallel_layout,
     )
     key, size = np.zeros(len(table), dtype=np.int64), 1
     for column in columns:
@@ -207,6 +245,8 @@ def _stage_kinds(table: Table, stages: Ints) -> Ints:
     period = _period(model)
     pp = table.pp[:, None]
     kinds = np.where(stages == 0, 1, 0) + np.where(stages == pp - 1, 2, 0)
+    if model.mtp_num_layers:
+        kinds = kinds + np.where(stages == mtp_stage(table)[:, None], 4, 0)
     for chunk in range(int(table.vpp.max())):
         start, end = layer_range(table, stages, chunk)
         size = end - start

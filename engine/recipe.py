@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from shardwise.engine.cluster import Cluster, Precision
+from shardwise.engine.errors import ConfigError
+from shardwise.engine.layout_string import parse_layout
 from shardwise.engine.model import Model
 from shardwise.engine.spec import Spec
 
@@ -63,6 +65,7 @@ PIPELINE_SPLIT = (
     "account_for_loss_in_pipeline_split",
     "num_layers_in_first_pipeline_stage",
     "num_layers_in_last_pipeline_stage",
+    "pipeline_model_parallel_layout",
 )
 """Fields that together say how layers are spread over the pipeline's stages."""
 
@@ -119,6 +122,8 @@ class Recipe(Spec):
     num_layers_in_last_pipeline_stage: Size | None = None
     account_for_embedding_in_pipeline_split: bool = False
     account_for_loss_in_pipeline_split: bool = False
+    pipeline_model_parallel_layout: Annotated[str, Field(max_length=2000)] | None = None
+    """Layers of every chunk, e.g. ``Et*3|(tt|)*29m|L``, instead of the four fields above."""
 
     recompute: Recompute = "none"
     recompute_method: Literal["uniform", "block"] | None = None
@@ -196,6 +201,16 @@ class Recipe(Spec):
         if filled.get("recompute") == "selective" and not filled.get("recompute_modules"):
             filled["recompute_modules"] = ("core_attn",)
         return filled
+
+    @field_validator("pipeline_model_parallel_layout")
+    @classmethod
+    def _layout(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                parse_layout(value)
+            except ConfigError as err:
+                raise ValueError(str(err)) from err
+        return value
 
     @field_validator("precision", mode="before")
     @classmethod

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.engine.cluster import Cluster
+from shardwise.engine.layout_string import code_of, text_of
 from shardwise.engine.model import Model
 from shardwise.engine.recipe import (
     CP_COMM_TYPES,
@@ -90,6 +91,8 @@ class Table:
     num_layers_in_last_pipeline_stage: Ints
     account_for_embedding_in_pipeline_split: Bools
     account_for_loss_in_pipeline_split: Bools
+    pipeline_model_parallel_layout: Ints
+    """Numbers of layouts (:mod:`~shardwise.engine.layout_string`); 0 = none."""
     recompute: Ints
     recompute_method: Ints
     recompute_num_layers: Ints
@@ -230,6 +233,8 @@ def _dtype(name: str) -> npt.DTypeLike:
 def _encode(name: str, value: Any) -> Any:
     if name == "recompute_modules":
         return sum(1 << RECOMPUTE_MODULES.index(word) for word in value)
+    if name == "pipeline_model_parallel_layout":
+        return code_of(value)
     if value is None:
         return 0
     if name in WORDS:
@@ -241,6 +246,8 @@ def decode(name: str, value: Any) -> Any:
     """What the entry ``value`` of column ``name`` stands for: a word, words, a number, or None for unset."""
     if name == "recompute_modules":
         return tuple(word for i, word in enumerate(RECOMPUTE_MODULES) if value >> i & 1)
+    if name == "pipeline_model_parallel_layout":
+        return text_of(value)
     if name in WORDS:
         return WORDS[name][value]
     if name in (

@@ -1,11 +1,11 @@
 """How a case spreads its layers over pipeline stages.
 
-Most cases divide evenly, or do so when the embedding and the loss count as a layer each. The others have
-a hand-made layout (``Et*4|(tttt|)*14tmL``) or a framework that deals layers out one by one. A recipe can
-only state the layers of the first and the last rank, each spread equally over its chunks; this picks the
-nearest such split: middle stages full, as the slowest stage decides the step time. Where even that does
-not fit (28 layers on 16 stages, most of them with 2), the model is priced with as many layers as fill
-every stage: the slowest stage is then right, and the ramp slightly long.
+Most cases divide evenly, or do so when the embedding and the loss count as a layer each; some state a layout
+(``Et*4|(tttt|)*14tmL``). The others do not say how, or have a framework that deals layers out one by one.
+For these this picks the nearest split by layers of the first and the last rank: middle stages full, as
+the slowest stage decides the step time. Where even that does not fit (28 layers on 16 stages, most of them
+with 2), the model is priced with as many layers as fill every stage: the slowest stage is then right, and
+the ramp slightly long.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any
 
 from shardwise.engine.cases.labels import recipe_framework
 from shardwise.engine.cases.reading import Case
+from shardwise.engine.errors import ConfigError
+from shardwise.engine.layout_string import parse_layout
 from shardwise.engine.model import Model
 
 
@@ -22,6 +24,9 @@ def split_fields(
 ) -> tuple[dict[str, Any], int]:
     """Recipe fields of the split, none when every chunk has equally many layers; and the layers to price."""
     chunks, layers = pp * vpp, model.num_layers
+    stated = _stated_layout(case, model, chunks)
+    if stated is not None:
+        return {"pipeline_model_parallel_layout": stated}, layers
     if recipe_framework(case) == "nanotron" and pp > 1 and layers >= pp:
         return _by_cost(model, pp), layers
     both = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
@@ -46,6 +51,22 @@ def split_fields(
         f"{first} layers on the first and {last} on the last pipeline stage, {full} a middle chunk"
     )
     return {"num_layers_in_first_pipeline_stage": first, "num_layers_in_last_pipeline_stage": last}, layers
+
+
+def _stated_layout(case: Case, model: Model, chunks: int) -> str | None:
+    """The layout in the case's options, where it is one of this model over these chunks."""
+    for name in ("pp_layout", "pipeline_layout"):
+        text = case.options.get(name)
+        if not isinstance(text, str):
+            continue
+        try:
+            layout = parse_layout(text)
+        except ConfigError:
+            continue
+        counts = (len(layout.chunks), layout.count("t"), layout.count("m"))
+        if counts == (chunks, model.num_layers, model.mtp_num_layers):
+            return text
+    return None
 
 
 def _by_cost(model: Model, pp: int) -> dict[str, Any]:

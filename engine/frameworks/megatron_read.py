@@ -11,7 +11,7 @@ from typing import Any, Literal
 from shardwise.engine.errors import ConfigError, UnsupportedError
 from shardwise.engine.frameworks.arguments import Arguments
 from shardwise.engine.frameworks.megatron_write import FP8
-from shardwise.engine.frameworks.patterns import parse_layout
+from shardwise.engine.layout_string import parse_layout
 from shardwise.engine.model import Model
 from shardwise.engine.recipe import CROSS_ENTROPY_IMPLS, OPTIMIZERS, RECOMPUTE_MODULES, TRANSFORMER_IMPLS
 
@@ -160,15 +160,14 @@ class RecipeReader:
             vpp = layers // (pp * per_chunk)
         layout = args.get("pipeline_model_parallel_layout")
         if layout is not None:
-            plan = parse_layout(str(layout), pp)
-            vpp = plan.vpp
-            fields["num_layers_in_first_pipeline_stage"] = plan.first
-            fields["num_layers_in_last_pipeline_stage"] = plan.last
-            if not plan.exact:
-                args.asked.discard("pipeline_model_parallel_layout")
-                self.notes.append(
-                    "pipeline_model_parallel_layout: uneven in a way that is not modelled; vpp is kept"
+            chunks = len(parse_layout(str(layout)).chunks)
+            if chunks % pp:
+                raise ConfigError(
+                    f"pipeline_model_parallel_layout: {chunks} chunks do not divide over {pp} pipeline ranks",
+                    field="pipeline_model_parallel_layout",
                 )
+            vpp = chunks // pp
+            fields["pipeline_model_parallel_layout"] = str(layout)
         return {**fields, "vpp": vpp or 1}
 
     def _sharding(self, sizes: dict[str, Any]) -> dict[str, Any]:

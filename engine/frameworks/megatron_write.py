@@ -117,7 +117,10 @@ def _parallel(recipe: Recipe) -> Section:
         "context_parallel_size": recipe.cp,
         "sequence_parallel": recipe.sequence_parallel and recipe.tp > 1,
     }
-    if recipe.vpp > 1:
+    if recipe.pipeline_model_parallel_layout is not None:
+        # Says the virtual stages too, and excludes the other ways of splitting.
+        args["pipeline_model_parallel_layout"] = recipe.pipeline_model_parallel_layout
+    elif recipe.vpp > 1:
         args["num_virtual_stages_per_pipeline_rank"] = recipe.vpp
     if recipe.model.is_moe:
         # Written out even at its default, which differs between frameworks.

@@ -8,7 +8,6 @@ parsed by hand, with a bound on its length, so that a hostile file can neither r
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from shardwise.engine.errors import ConfigError
 
@@ -152,55 +151,3 @@ def format_moe_layers(layers: tuple[bool, ...]) -> str | int:
         else:
             runs.append((int(mark), 1))
     return "(" + "+".join(f"[{mark}]*{times}" for mark, times in runs) + ")"
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """A pipeline layout reduced to what a recipe can say."""
-
-    vpp: int
-    first: int | None
-    last: int | None
-    exact: bool
-    """Whether vpp, first and last say all of it."""
-
-
-_REPEAT = re.compile(r"\(([^()]*)\)(?:\*(\d{1,4}))?|([EtmL])\*(\d{1,4})")
-
-
-def parse_layout(text: str, pp: int) -> Layout:
-    """The layout string of ``pp`` ranks. Raises ``ConfigError`` when it is none, or does not fit ``pp``."""
-    flat = re.sub(r"\s", "", text)
-    for _ in range(MAX_LAYERS):
-        match = _REPEAT.search(flat)
-        if match is None:
-            break
-        unit = match.group(1) if match.group(3) is None else match.group(3)
-        times = int(match.group(2) or match.group(4) or 1)
-        if len(flat) + len(unit) * times > 4 * MAX_LAYERS:
-            raise ConfigError(
-                "pipeline_model_parallel_layout: too long", field="pipeline_model_parallel_layout"
-            )
-        flat = flat[: match.start()] + unit * times + flat[match.end() :]
-    flat = flat.replace(",", "")
-    if set(flat) - set("EtmL|"):
-        raise ConfigError(
-            f"pipeline_model_parallel_layout = {text[:60]!r}: not a layout such as Et*3|(tt|)*29m|L",
-            field="pipeline_model_parallel_layout",
-        )
-    counts = [stage.count("t") for stage in flat.split("|")]
-    if len(counts) % pp:
-        raise ConfigError(
-            f"pipeline_model_parallel_layout: {len(counts)} stages do not divide over {pp} pipeline ranks",
-            field="pipeline_model_parallel_layout",
-        )
-    vpp = len(counts) // pp
-    ranks = [[counts[chunk * pp + rank] for chunk in range(vpp)] for rank in range(pp)]
-    totals = [sum(rank) for rank in ranks]
-    even_chunks = all(len(set(rank)) == 1 for rank in ranks)
-    if len(set(totals)) == 1:
-        return Layout(vpp, None, None, even_chunks)
-    even_middle = len(set(totals[1:-1])) <= 1 and totals[0] > 0 and totals[-1] > 0
-    if pp >= 2 and even_chunks and even_middle:
-        return Layout(vpp, totals[0], totals[-1], True)
-    return Layout(vpp, None, None, False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from shardwise.engine.layout_string import PipelineLayout, balanced_layout, layout_of, parse_layout
 from shardwise.engine.legality.rule import Fix, Rule, batch_divides, common_divisors, divisors
 from shardwise.engine.legality.suggest import change, multiples, nearest
 from shardwise.engine.pipeline_layout import layer_slots, split_options
@@ -13,6 +14,7 @@ from shardwise.engine.table import Bools, Table
 _FIRST, _LAST = "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"
 _EMBEDDING = "account_for_embedding_in_pipeline_split"
 _LOSS = "account_for_loss_in_pipeline_split"
+_LAYOUT = "pipeline_model_parallel_layout"
 
 
 def _given(table: Table) -> Bools:
@@ -20,8 +22,12 @@ def _given(table: Table) -> Bools:
     return np.asarray(first | (table.num_layers_in_last_pipeline_stage > 0))
 
 
+def _laid_out(table: Table) -> Bools:
+    return np.asarray(table.pipeline_model_parallel_layout > 0)
+
+
 def _even(table: Table) -> Bools:
-    return np.asarray(~_given(table) & (layer_slots(table) % table.pp != 0))
+    return np.asarray(~_given(table) & ~_laid_out(table) & (layer_slots(table) % table.pp != 0))
 
 
 def _explain_even(r: Recipe) -> Fix:
@@ -76,7 +82,7 @@ def _explain_flags_with_counts(r: Recipe) -> Fix:
 def _virtual(table: Table) -> Bools:
     slots = layer_slots(table)
     uneven = (slots // table.pp) % table.vpp != 0
-    return np.asarray(~_given(table) & (slots % table.pp == 0) & uneven)
+    return np.asarray(~_given(table) & ~_laid_out(table) & (slots % table.pp == 0) & uneven)
 
 
 def _explain_virtual(r: Recipe) -> Fix:
@@ -84,6 +90,45 @@ def _explain_virtual(r: Recipe) -> Fix:
     layers = (r.model.num_layers + flags) // r.pp
     what = f"vpp={r.vpp} does not divide the {layers} layers of a stage"
     return nearest(what, _virtual, r, {"vpp": divisors(layers)})
+
+
+def _layout(table: Table) -> Bools:
+    broken = np.zeros(len(table), dtype=np.bool_)
+    flags = table.account_for_embedding_in_pipeline_split | table.account_for_loss_in_pipeline_split
+    for code in np.unique(table.pipeline_model_parallel_layout):
+        if code:
+            rows = table.pipeline_model_parallel_layout == code
+            layout = layout_of(int(code))
+            pipeline = (table.pp * table.vpp != len(layout.chunks)) | flags | _given(table)
+            broken |= rows & (pipeline | _misplaced(layout, table))
+    return broken
+
+
+def _misplaced(layout: PipelineLayout, table: Table) -> Bools:
+    """Whether the layout is no legal one for the model, in pipelines of the rows' sizes."""
+    model, chunks = table.model, layout.chunks
+    flat, at = "".join(chunks), layout.mtp_chunk()
+    wrong = not flat.startswith("E") or not flat.endswith("L") or flat.count("E") != 1 or flat.count("L") != 1
+    wrong |= layout.count("t") != model.num_layers or layout.count("m") != model.mtp_num_layers
+    if at is None:
+        return np.full(len(table), wrong)
+    wrong |= "t" in flat[flat.index("m") :] or chunks[at].count("m") != model.mtp_num_layers
+    # In the last chunk of its rank.
+    return np.asarray(wrong | (at < len(chunks) - table.pp))
+
+
+def _explain_layout(r: Recipe) -> Fix:
+    layout = parse_layout(r.pipeline_model_parallel_layout or "")
+    model, t, m = r.model, layout.count("t"), layout.count("m")
+    what = (
+        f"{_LAYOUT}={r.pipeline_model_parallel_layout} has {len(layout.chunks)} chunks, {t} layers and {m} "
+        f"of multi-token prediction; it needs pp*vpp={r.pp * r.vpp} chunks, {model.num_layers} and "
+        f"{model.mtp_num_layers}, E first, L last, m behind all t in its rank's last chunk, no other split"
+    )
+    best = balanced_layout(model.num_layers, model.mtp_num_layers, r.pp, r.vpp)
+    plain = {_FIRST: None, _LAST: None, _EMBEDDING: False, _LOSS: False}
+    changes = {**{name: v for name, v in plain.items() if getattr(r, name) != v}, _LAYOUT: best}
+    return change(what, **changes)
 
 
 def _virtual_alone(table: Table) -> Bools:
@@ -125,7 +170,7 @@ def _explain_gpipe(r: Recipe) -> Fix:
     return change(f"pp_schedule=gpipe has one stage a rank, not vpp={r.vpp}", pp_schedule="1f1b")
 
 
-_SPLIT_FIELDS = ("pp", _FIRST, _LAST, _EMBEDDING, _LOSS)
+_SPLIT_FIELDS = ("pp", _FIRST, _LAST, _EMBEDDING, _LOSS, _LAYOUT)
 _CONFIG = "megatron/core/transformer/transformer_config.py"
 
 RULES = (
@@ -143,6 +188,13 @@ RULES = (
         (_EMBEDDING, _LOSS, _FIRST, _LAST),
         _flags_with_counts,
         _explain_flags_with_counts,
+    ),
+    Rule(
+        "pipeline-layout",
+        "MC-56 megatron/core/transformer/pipeline_parallel_layer_layout.py",
+        (_LAYOUT, "vpp", *_SPLIT_FIELDS[:-1]),
+        _layout,
+        _explain_layout,
     ),
     Rule("virtual-stages", f"MC-52, MC-53 {_CONFIG}", ("vpp", *_SPLIT_FIELDS), _virtual, _explain_virtual),
     Rule(

@@ -14,7 +14,6 @@ from shardwise.engine.frameworks import export, import_config, recognise
 from shardwise.engine.frameworks.patterns import (
     format_moe_layers,
     moe_layer_fields,
-    parse_layout,
     parse_moe_layers,
 )
 from shardwise.engine.frameworks.shell import read_script
@@ -341,24 +340,3 @@ def test_layer_patterns_come_back(dense: int, every: int, layers: int) -> None:
     assert fields is not None
     first, step = fields["num_dense_layers"], fields["moe_layer_freq"]
     assert marks == tuple(i >= first and (i - first) % step == 0 for i in range(layers))
-
-
-@pytest.mark.parametrize(
-    ("text", "pp", "expected"),
-    [
-        ("Et*4|t*4|t*4|t*4L", 4, (1, None, None, True)),
-        ("Et*3|(t*4|)*2t*2L", 4, (1, 3, 2, True)),
-        ("E|(tt|)*6L", 4, (2, None, None, False)),
-        ("Ett|(tt|)*6ttmL", 4, (2, None, None, True)),
-        ("Ett|ttt|t|ttL", 4, (1, None, None, False)),
-    ],
-)
-def test_layouts(text: str, pp: int, expected: tuple[object, ...]) -> None:
-    layout = parse_layout(text, pp)
-    assert (layout.vpp, layout.first, layout.last, layout.exact) == expected
-
-
-@pytest.mark.parametrize("text", ["Et|x|L", "Et|t|L", "(" * 99, "(t*9999|)*9999"])
-def test_bad_layouts_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="pipeline_model_parallel_layout"):
-        parse_layout(text, 2)

@@ -35,7 +35,9 @@ def test_every_recipe_field_is_an_option_and_no_other() -> None:
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
 def test_kind_and_words_are_the_recipes(field: Any) -> None:
     annotation = bare(Recipe.model_fields[field.name].annotation)
-    if field.name in ("model", "cluster", "recompute_modules", "moe_tokens_per_expert"):
+    if field.name in ("model", "cluster", "recompute_modules", "moe_tokens_per_expert") or (
+        field.name == "pipeline_model_parallel_layout"
+    ):
         assert field.kind == "text"
     elif get_origin(annotation) is Literal:
         assert field.kind == "word"

@@ -93,6 +93,9 @@ FIELDS: tuple[FieldOption, ...] = (
         "account_for_embedding_in_pipeline_split", "flag", "Count the embedding as one layer.", PIPELINE
     ),
     FieldOption("account_for_loss_in_pipeline_split", "flag", "Count the loss as one layer.", PIPELINE),
+    FieldOption(
+        "pipeline_model_parallel_layout", "text", "Layers of every chunk, e.g. 'Et|(tt|)*30L'.", PIPELINE
+    ),
     FieldOption("overlap_p2p_comm", "flag", "Overlap sends between stages (interleaved).", PIPELINE),
     FieldOption(
         "recompute",
