@@ -259,14 +259,14 @@ class RecipeReader:
             self.notes.append(f"exp_avg_dtype, exp_avg_sq_dtype = {', '.join(moments)}: priced as {state}")
         if args.flag("grad_reduce_in_bf16") or args.word("megatron_fsdp_main_grads_dtype") == "bf16":
             grads = "bf16"
-        master = args.word("main_params_dtype")
+        master = args.word("main_params_dtype", ("fp32", "fp16"))
         offload = args.number("optimizer_offload_fraction")
         on_host = args.flag("optimizer_cpu_offload")
         return {
             "optimizer": optimizer,
             "main_grads_dtype": "bf16" if grads == "bf16" else "fp32",
             "optimizer_state_dtype": state,
-            "main_params_dtype": "fp16" if master == "fp16" else "fp32",
+            "main_params_dtype": master or "fp32",
             "optimizer_offload_fraction": (1.0 if offload is None else offload) if on_host else 0.0,
         }
 

@@ -169,8 +169,8 @@ def test_overlays_extend_each_other(tmp_path: Path) -> None:
         ("--num-layers-per-virtual-pipeline-stage 4 --pipeline-model-parallel-size 4", "vpp", 2),
         (
             "--pipeline-model-parallel-layout 'Et*7|t*9|t*9|t*7L' --pipeline-model-parallel-size 4",
-            "num_layers_in_first_pipeline_stage",
-            7,
+            "pipeline_model_parallel_layout",
+            "Et*7|t*9|t*9|t*7L",
         ),
         ("--recompute-activations", "recompute", "selective"),
         (
