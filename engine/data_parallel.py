@@ -17,6 +17,7 @@ from shardwise.engine.costs import Pricing
 from shardwise.engine.lowering import LayerKind
 from shardwise.engine.memory import gradient_bytes, optimizer_bytes, shard_sizes
 from shardwise.engine.parameters import Parameters, layer_dense, layer_expert
+from shardwise.engine.pipeline_layout import loss_stage
 from shardwise.engine.precisions import saved_input_bytes
 from shardwise.engine.table import Bools, Floats, Table
 
@@ -142,7 +143,7 @@ def tied_embedding_seconds(pricing: Pricing) -> Floats:
     apart = table.cluster.world_size // table.pp * (table.pp - 1)
     pair = place(table.cluster, np.full(len(table), 2), apart)
     size = low.vocab * table.model.hidden_size * gradient_bytes(table)
-    two = (table.pp > 1) & table.model.share_embeddings_and_output_weights
+    two = (loss_stage(table) > 0) & table.model.share_embeddings_and_output_weights
     return np.where(two, pricing.network.all_reduce(size, pair), 0.0)
 
 

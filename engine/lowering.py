@@ -15,6 +15,7 @@ from shardwise.engine.model import Model
 from shardwise.engine.pipeline_layout import (
     distinct_layouts,
     layer_range,
+    loss_stage,
     mtp_stage,
     representative_stages,
 )
@@ -64,7 +65,7 @@ def lower(table: Table, stages: Ints | None = None) -> Lowered:
     tokens = table.mbs * table.seq_len / table.cp
     local = np.where(table.sequence_parallel, tokens / table.tp, tokens)
     which, layers = _layers_of_stages(table) if stages is None else (stages, _layers(table, stages))
-    last = which == (table.pp - 1)[:, None]
+    last = which == loss_stage(table)[:, None]
     mtp = which == mtp_stage(table)[:, None]
     if model.mtp_num_layers:
         kind = LayerKind(windowed=model.windowed_layers[-1], moe=model.moe_layers[-1])

@@ -46,7 +46,7 @@ def stage_parameters(low: Lowered) -> Parameters:
     position = learned if model.position_embedding_type == "learned_absolute" else 0
     norm = _norm(model, model.hidden_size)
     # A tied head is a second copy of the table, unless one stage holds both ends.
-    head = embedding * (1 - model.share_embeddings_and_output_weights * (table.pp == 1)[:, None])
+    head = embedding * (1 - model.share_embeddings_and_output_weights * low.first)
     tables = low.first * (embedding + position) + low.last * head
     dense = dense + low.last * norm
     if model.mtp_num_layers:

@@ -24,6 +24,7 @@ import numpy as np
 
 from shardwise.engine.layout_string import layout_of
 from shardwise.engine.model import Model
+from shardwise.engine.recipe import V_SHAPED
 from shardwise.engine.table import Bools, Ints, Table
 
 
@@ -154,9 +155,18 @@ def _layouts(table: Table) -> Iterator[tuple[int, Bools]]:
             yield int(code), codes == code
 
 
+def loss_stage(table: Table) -> Ints:
+    """The stage that holds the output head and the loss: the last one, under a V the first (n,)."""
+    return np.where(_v_shaped(table), 0, table.pp - 1)
+
+
+def _v_shaped(table: Table) -> Bools:
+    return table.is_word("pp_schedule", *V_SHAPED)
+
+
 def mtp_stage(table: Table) -> Ints:
-    """The stage that holds the multi-token-prediction layers: the last one, unless a layout says so (n,)."""
-    stage = table.pp - 1
+    """The stage that holds the multi-token-prediction layers: the loss's, unless a layout says so (n,)."""
+    stage = loss_stage(table)
     for code, rows in _layouts(table):
         chunk = layout_of(code).mtp_chunk()
         if chunk is not None:
@@ -167,6 +177,9 @@ def mtp_stage(table: Table) -> Ints:
 def _computed_range(table: Table, stage: Ints, chunk: Ints) -> tuple[Ints, Ints]:
     """The range by even share, flags and given counts."""
     chunks = _chunks(table)
+    # Under a V stage s has second what stage pp - 1 - s of a loop has: the model's chunk 2*pp - 1 - s.
+    turned = _v_shaped(table)[:, None] & (chunk == 1)
+    stage = np.where(turned, table.pp[:, None] - 1 - stage, stage)
     is_first, is_last = stage == 0, stage == table.pp[:, None] - 1
     size = np.where(is_first, chunks.first, np.where(is_last, chunks.last, chunks.middle))
     before = np.where(is_first, 0, chunks.first + (stage - 1) * chunks.middle)
@@ -218,6 +231,7 @@ def distinct_layouts(table: Table) -> tuple[Ints, Ints]:
         table.account_for_embedding_in_pipeline_split.astype(np.int64),
         table.account_for_loss_in_pipeline_split.astype(np.int64),
         table.pipeline_model_parallel_layout,
+        _v_shaped(table).astype(np.int64),
     )
     key, size = np.zeros(len(table), dtype=np.int64), 1
     for column in columns:
@@ -243,8 +257,7 @@ def _stage_kinds(table: Table, stages: Ints) -> Ints:
     """Codes of shape (n, S), equal within a row where two stages are alike."""
     model = table.model
     period = _period(model)
-    pp = table.pp[:, None]
-    kinds = np.where(stages == 0, 1, 0) + np.where(stages == pp - 1, 2, 0)
+    kinds = np.where(stages == 0, 1, 0) + np.where(stages == loss_stage(table)[:, None], 2, 0)
     if model.mtp_num_layers:
         kinds = kinds + np.where(stages == mtp_stage(table)[:, None], 4, 0)
     for chunk in range(int(table.vpp.max())):

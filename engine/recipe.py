@@ -35,7 +35,10 @@ DP_SHARDINGS: tuple[str, ...] = DpSharding.__args__  # type: ignore[attr-defined
 RECOMPUTES: tuple[str, ...] = Recompute.__args__  # type: ignore[attr-defined]
 RECOMPUTE_MODULES: tuple[str, ...] = RecomputeModule.__args__  # type: ignore[attr-defined]
 DISPATCHERS: tuple[str, ...] = Dispatcher.__args__  # type: ignore[attr-defined]
-SCHEDULES: tuple[str, ...] = ("1f1b", "gpipe")
+PipelineSchedule = Literal["1f1b", "gpipe", "zb1p", "zbv", "dualpipev"]
+SCHEDULES: tuple[str, ...] = PipelineSchedule.__args__  # type: ignore[attr-defined]
+V_SHAPED = ("zbv", "dualpipev")
+"""Schedules of two chunks a rank, there and back: rank ``r`` holds chunks ``r`` and ``2*pp - 1 - r``."""
 Framework = Literal["megatron-core", "torchtitan", "nanotron", "deepspeed", "maxtext", "pytorch"]
 FRAMEWORKS: tuple[str, ...] = Framework.__args__  # type: ignore[attr-defined]
 TransformerImpl = Literal["transformer_engine", "local"]
@@ -116,8 +119,8 @@ class Recipe(Spec):
     fsdp_reshard_after_forward: bool = True
     """``fsdp``/``hsdp``: free gathered parameters after the forward pass."""
 
-    pp_schedule: Literal["1f1b", "gpipe"] = "1f1b"
-    """With ``vpp > 1`` 1F1B is interleaved."""
+    pp_schedule: PipelineSchedule = "1f1b"
+    """With ``vpp > 1`` 1F1B and ZB1P are interleaved; ``zbv`` and ``dualpipev`` have two chunks in a V."""
     num_layers_in_first_pipeline_stage: Size | None = None
     num_layers_in_last_pipeline_stage: Size | None = None
     account_for_embedding_in_pipeline_split: bool = False

@@ -8,7 +8,7 @@ from shardwise.engine.layout_string import PipelineLayout, balanced_layout, layo
 from shardwise.engine.legality.rule import Fix, Rule, batch_divides, common_divisors, divisors
 from shardwise.engine.legality.suggest import change, multiples, nearest
 from shardwise.engine.pipeline_layout import layer_slots, split_options
-from shardwise.engine.recipe import Recipe
+from shardwise.engine.recipe import V_SHAPED, Recipe
 from shardwise.engine.table import Bools, Table
 
 _FIRST, _LAST = "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"
@@ -149,7 +149,8 @@ def _explain_virtual_blocking(r: Recipe) -> Fix:
 
 def _interleaved(table: Table) -> Bools:
     # With the default group of pp micro-batches, "m % N == 0 or m % N >= pp" leaves only divisibility.
-    return np.asarray((table.vpp > 1) & batch_divides(table) & (table.num_microbatches % table.pp != 0))
+    rounds = (table.vpp > 1) & table.is_word("pp_schedule", "1f1b")
+    return np.asarray(rounds & batch_divides(table) & (table.num_microbatches % table.pp != 0))
 
 
 def _explain_interleaved(r: Recipe) -> Fix:
@@ -162,12 +163,34 @@ def _explain_interleaved(r: Recipe) -> Fix:
     return nearest(what, lambda table: _interleaved(table) | ~batch_divides(table), r, candidates)
 
 
-def _gpipe(table: Table) -> Bools:
-    return np.asarray(table.is_word("pp_schedule", "gpipe") & (table.vpp > 1))
+def _schedule(table: Table) -> Bools:
+    m, pp, vpp = table.num_microbatches, table.pp, table.vpp
+    gpipe = table.is_word("pp_schedule", "gpipe") & (vpp > 1)
+    turn = table.is_word("pp_schedule", *V_SHAPED) & ((vpp != 2) | (pp == 1))
+    few = table.is_word("pp_schedule", "dualpipev") & (m < 2 * pp)
+    rounds = table.is_word("pp_schedule", "zb1p") & (m % np.maximum(m // pp, 1) != 0)
+    return np.asarray(gpipe | turn | (batch_divides(table) & (few | rounds)))
 
 
-def _explain_gpipe(r: Recipe) -> Fix:
-    return change(f"pp_schedule=gpipe has one stage a rank, not vpp={r.vpp}", pp_schedule="1f1b")
+def _explain_schedule(r: Recipe) -> Fix:
+    needs = {
+        "gpipe": "one chunk a rank",
+        "zbv": "two chunks a rank and pp > 1",
+        "dualpipev": f"two chunks a rank, pp > 1 and at least 2*pp = {2 * r.pp} micro-batches",
+        "zb1p": "a multiple of its max(1, m // pp) rounds as m micro-batches",
+    }[r.pp_schedule]
+    what = f"pp_schedule={r.pp_schedule} needs {needs}, not vpp={r.vpp}, pp={r.pp}, m={r.num_microbatches}"
+    return change(what, pp_schedule="1f1b")
+
+
+def _schedule_of_framework(table: Table) -> Bools:
+    split = table.is_word("pp_schedule", "zb1p", *V_SHAPED)
+    return np.asarray(split & table.is_word("framework", "megatron-core", "nanotron", "deepspeed"))
+
+
+def _explain_schedule_of_framework(r: Recipe) -> Fix:
+    what = f"pp_schedule={r.pp_schedule} splits backward passes, which framework={r.framework} does not"
+    return change(what, pp_schedule="1f1b")
 
 
 _SPLIT_FIELDS = ("pp", _FIRST, _LAST, _EMBEDDING, _LOSS, _LAYOUT)
@@ -221,9 +244,16 @@ RULES = (
     Rule(
         "schedule",
         "TT-11 torchtitan/distributed/pipeline_parallel.py",
-        ("pp_schedule", "vpp"),
-        _gpipe,
-        _explain_gpipe,
+        ("pp_schedule", "vpp", "pp", "gbs", "mbs", "tp", "cp"),
+        _schedule,
+        _explain_schedule,
         framework="torchtitan",
+    ),
+    Rule(
+        "schedule-framework",
+        "megatron/core/pipeline_parallel/schedules.py",
+        ("pp_schedule", "framework"),
+        _schedule_of_framework,
+        _explain_schedule_of_framework,
     ),
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from shardwise.engine.schedule.orders import Action
+from shardwise.engine.schedule.actions import Action
 
 REAL = 2
 """Micro-batches that are run. Later ones have the same shapes, so the second stands for them."""

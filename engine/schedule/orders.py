@@ -1,4 +1,5 @@
-"""What each pipeline rank does, in which order, under GPipe, 1F1B and interleaved 1F1B.
+"""What each pipeline rank does, in which order: GPipe, 1F1B, interleaved 1F1B, and those of
+:mod:`~shardwise.engine.schedule.split_backward`.
 
 Words: ``rank`` is the pipeline rank (0 holds the first layers), ``chunk`` the model chunk on that rank
 (0 .. vpp-1; chunk ``c`` of rank ``r`` is global virtual stage ``c*pp + r``), ``m`` the number of
@@ -11,27 +12,20 @@ defaults to the pipeline size.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
-
 from shardwise.engine.errors import ConfigError
-from shardwise.engine.recipe import SCHEDULES
-
-
-class Action(NamedTuple):
-    """One forward (``F``) or backward (``B``) of one micro-batch through one model chunk."""
-
-    kind: Literal["F", "B"]
-    micro_batch: int
-    chunk: int
+from shardwise.engine.recipe import SCHEDULES, V_SHAPED
+from shardwise.engine.schedule.actions import Action
+from shardwise.engine.schedule.split_backward import dualpipev, zb1p, zbv
 
 
 def instruction_order(schedule: str, pp: int, vpp: int, m: int, rank: int) -> tuple[Action, ...]:
-    """The actions of one rank in execution order, ``2 * m * vpp`` of them.
+    """The actions of one rank in execution order: each forward, each backward once, whole or in two.
 
     ``schedule`` is a word of :data:`shardwise.engine.recipe.SCHEDULES`; ``vpp > 1`` makes 1F1B interleaved.
     Raises :class:`ConfigError` for an unknown word, a size below 1, a rank outside the pipeline, GPipe with
-    several chunks (no framework runs that), and an interleaved schedule whose ``m`` exceeds ``pp`` without
-    being a multiple of it (its last, smaller group can deadlock; Megatron-Core refuses it).
+    several chunks (no framework runs that), a V-shaped schedule without two, and an ``m`` that the schedule
+    cannot run: for interleaved 1F1B above ``pp`` without being a multiple of it (its last, smaller group can
+    deadlock; Megatron-Core refuses it), for ZB1P no multiple of its rounds, for DualPipeV below ``2*pp``.
     """
     if schedule not in SCHEDULES:
         raise ConfigError(
@@ -46,6 +40,25 @@ def instruction_order(schedule: str, pp: int, vpp: int, m: int, rank: int) -> tu
         if vpp > 1:
             raise ConfigError(f"vpp = {vpp}: GPipe runs one chunk per rank; nearest: vpp=1", field="vpp")
         return _merge(_forwards(pp, 1, m), _backwards(pp, 1, m), warmup=m)
+    if schedule in V_SHAPED:
+        if vpp != 2:
+            raise ConfigError(f"vpp = {vpp}: {schedule} runs two chunks a rank; nearest: vpp=2", field="vpp")
+        if schedule == "zbv":
+            return zbv(pp, m, rank)
+        if m < 2 * pp:
+            raise ConfigError(
+                f"num_microbatches = {m}: dualpipev needs at least 2*pp = {2 * pp}", field="num_microbatches"
+            )
+        return dualpipev(pp, m, rank)
+    if schedule == "zb1p":
+        rounds = max(1, m // pp)
+        if m % rounds:
+            raise ConfigError(
+                f"num_microbatches = {m}: zb1p needs a multiple of its {rounds} rounds; "
+                f"nearest: {m - m % rounds}",
+                field="num_microbatches",
+            )
+        return zb1p(pp, vpp, m, rank)
     if vpp > 1 and m > pp and m % pp:
         raise ConfigError(
             f"num_microbatches = {m}: with vpp={vpp} it must be a multiple of pp={pp}; "

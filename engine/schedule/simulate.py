@@ -1,12 +1,15 @@
 """Runs the instruction orders as events: when each action starts and ends on each rank.
 
 A rank does one thing at a time, in its order. An action waits for its data: a forward for the previous
-virtual stage's forward, a backward for the next virtual stage's backward (the last one for its own
-forward). Data that crosses ranks takes the p2p time of that crossing; transfers occupy no rank.
+virtual stage's forward, a backward (or its gradients of inputs) for the next virtual stage's (the last one
+for its own forward); gradients of weights wait for nothing but their turn. A pair starts when both its
+halves can and ends as one. Data that crosses ranks takes the p2p time of that crossing; transfers occupy no
+rank.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,7 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwise.engine.errors import ConfigError
-from shardwise.engine.schedule.orders import Action, instruction_order
+from shardwise.engine.recipe import V_SHAPED
+from shardwise.engine.schedule.actions import Action, virtual_stage
+from shardwise.engine.schedule.orders import instruction_order
 from shardwise.engine.table import Floats, Ints
 
 
@@ -38,7 +43,7 @@ class Timeline:
     busy_s: Floats
     """(pp,) seconds each rank computes."""
     in_flight: Ints
-    """(pp,) peak of chunk forwards whose backward has not ended yet, per rank."""
+    """(pp,) peak of chunk forwards whose backward, gradients of weights included, has not ended yet."""
 
     @property
     def bubble_s(self) -> float:
@@ -57,12 +62,15 @@ def simulate(
     forward_s: npt.ArrayLike,
     backward_s: npt.ArrayLike,
     p2p_s: npt.ArrayLike = 0.0,
+    *,
+    weight_s: npt.ArrayLike | None = None,
 ) -> Timeline:
     """Simulate one step of ``m`` micro-batches.
 
     ``forward_s`` and ``backward_s`` are (pp, vpp) seconds per chunk and micro-batch; ``p2p_s`` is one
     number or (pp,) seconds, entry ``r`` for the crossing between rank ``r`` and rank ``(r+1) % pp`` in
-    either direction. Raises :class:`ConfigError` when shapes do not fit or a time is negative.
+    either direction; ``weight_s``: the part of ``backward_s`` that gradients of weights take, by default
+    half. Raises :class:`ConfigError` when shapes do not fit or a time is negative.
     """
     forward, backward = np.asarray(forward_s, float), np.asarray(backward_s, float)
     if forward.ndim != 2 or forward.shape != backward.shape:
@@ -71,64 +79,101 @@ def simulate(
             field="forward_s",
         )
     pp, vpp = forward.shape
+    weight = np.broadcast_to(backward / 2 if weight_s is None else np.asarray(weight_s, float), (pp, vpp))
     p2p = np.broadcast_to(np.asarray(p2p_s, float), (pp,))
-    if min(forward.min(), backward.min(), p2p.min()) < 0:
+    if min(forward.min(), (backward - weight).min(), weight.min(), p2p.min()) < 0:
         raise ConfigError("times must not be negative", field="forward_s")
     orders = [instruction_order(schedule, pp, vpp, m, rank) for rank in range(pp)]
-    return _timeline(_run(orders, forward, backward, p2p), pp)
+    seconds = {"F": forward, "B": backward, "I": backward - weight, "W": weight}
+    return _timeline(_Run(orders, seconds, p2p, v_shaped=schedule in V_SHAPED).spans(), pp)
 
 
-def _run(
-    orders: list[tuple[Action, ...]], forward: Floats, backward: Floats, p2p: Floats
-) -> list[list[Span]]:
-    """List the spans per rank by letting every rank go as far as its data allow, round after round."""
-    pp, vpp = forward.shape
-    ended: dict[tuple[str, int, int], float] = {}
-    clock = [0.0] * pp
-    spans: list[list[Span]] = [[] for _ in range(pp)]
-    left = sum(len(order) for order in orders)
-    while left:
-        before = left
-        for rank, order in enumerate(orders):
-            while len(spans[rank]) < len(order):
-                action = order[len(spans[rank])]
-                stage = action.chunk * pp + rank
-                ready = _data_ready(action, stage, pp * vpp, ended, p2p, pp)
-                if ready is None:
-                    break
-                seconds = (forward if action.kind == "F" else backward)[rank, action.chunk]
-                start = max(clock[rank], ready)
-                clock[rank] = start + float(seconds)
-                ended[action.kind, action.micro_batch, stage] = clock[rank]
-                spans[rank].append(Span(rank, action, start, clock[rank]))
-                left -= 1
-        assert left < before, "the schedule deadlocks: every rank waits for data of another"
-    return spans
+class _Run:
+    """Lets every rank go as far as its data allow, round after round."""
 
+    def __init__(
+        self,
+        orders: list[tuple[Action, ...]],
+        seconds: dict[str, Floats],
+        p2p: Floats,
+        *,
+        v_shaped: bool,
+    ) -> None:
+        self.orders, self.seconds, self.p2p, self.v_shaped = orders, seconds, p2p, v_shaped
+        self.pp, self.vpp = seconds["F"].shape
+        self.ended: dict[tuple[str, int, int], float] = {}
+        """When forwards (``F``) and gradients of inputs (``B``) of a micro-batch and virtual stage ended."""
 
-def _data_ready(
-    action: Action, stage: int, stages: int, ended: dict[tuple[str, int, int], float], p2p: Floats, pp: int
-) -> float | None:
-    """When the input of ``action`` on global virtual ``stage`` is there; None when not produced yet."""
-    if action.kind == "F":
-        if stage == 0:
+    def spans(self) -> list[list[Span]]:
+        """The spans per rank."""
+        clock = [0.0] * self.pp
+        spans: list[list[Span]] = [[] for _ in range(self.pp)]
+        left = sum(len(order) for order in self.orders)
+        while left:
+            before = left
+            for rank, order in enumerate(self.orders):
+                while len(spans[rank]) < len(order):
+                    at = len(spans[rank])
+                    unit = order[at : at + (2 if order[at].paired else 1)]
+                    ready = [self._ready(action, rank) for action in unit]
+                    if any(when is None for when in ready):
+                        break
+                    start = max(clock[rank], *(when for when in ready if when is not None))
+                    for action in unit:
+                        clock[rank] = start + float(self.seconds[action.kind][rank, action.chunk])
+                        spans[rank].append(Span(rank, action, start, clock[rank]))
+                        start = clock[rank]
+                    for action in unit:
+                        self._done(action, rank, clock[rank])
+                    left -= len(unit)
+            assert left < before, "the schedule deadlocks: every rank waits for data of another"
+        return spans
+
+    def _stage(self, action: Action, rank: int) -> int:
+        return virtual_stage(self.pp, rank, action.chunk, v_shaped=self.v_shaped)
+
+    def _done(self, action: Action, rank: int, when: float) -> None:
+        if action.kind != "W":
+            kind = "F" if action.kind == "F" else "B"
+            self.ended[kind, action.micro_batch, self._stage(action, rank)] = when
+
+    def _ready(self, action: Action, rank: int) -> float | None:
+        """When the input of ``action`` is there; None when it is not produced yet."""
+        stage, batch = self._stage(action, rank), action.micro_batch
+        if action.kind == "W" or (action.kind == "F" and stage == 0):
             return 0.0
-        source, crossing = ("F", action.micro_batch, stage - 1), (stage - 1) % pp
-    elif stage == stages - 1:
-        return ended.get(("F", action.micro_batch, stage))
-    else:
-        source, crossing = ("B", action.micro_batch, stage + 1), stage % pp
-    done = ended.get(source)
-    if done is None:
-        return None
-    return done + (float(p2p[crossing]) if pp > 1 else 0.0)
+        if action.kind == "F":
+            return self._arrival("F", batch, stage - 1, stage - 1)
+        if stage == self.pp * self.vpp - 1:
+            return self.ended.get(("F", batch, stage))
+        return self._arrival("B", batch, stage + 1, stage)
+
+    def _arrival(self, kind: str, batch: int, source: int, lower: int) -> float | None:
+        """When what ``source`` made is here; ``lower``: the smaller stage of the two."""
+        done = self.ended.get((kind, batch, source))
+        if done is None or self.pp == 1:
+            return done
+        if self.v_shaped:
+            # Where the V turns both stages are on one rank.
+            rank = min(lower, 2 * self.pp - 2 - lower)
+            return done if lower == self.pp - 1 else done + float(self.p2p[rank])
+        return done + float(self.p2p[lower % self.pp])
 
 
 def _timeline(spans: list[list[Span]], pp: int) -> Timeline:
     busy, peak = np.zeros(pp), np.zeros(pp, dtype=np.int64)
     for rank, own in enumerate(spans):
         busy[rank] = sum(span.end_s - span.start_s for span in own)
-        steps = np.cumsum([1 if span.action.kind == "F" else -1 for span in own])
-        peak[rank] = steps.max()
+        peak[rank] = held([span.action for span in own])
     makespan = max(own[-1].end_s for own in spans)
     return Timeline(tuple(tuple(own) for own in spans), makespan, busy, peak)
+
+
+def held(order: Sequence[Action]) -> int:
+    """Most chunk forwards whose backward, gradients of weights included, has not run yet, along ``order``.
+
+    What lies between the two halves of a backward is counted whole: the inputs of linears and the gradients
+    of their outputs stay, most of what a layer saves.
+    """
+    steps = np.cumsum([{"F": 1, "I": 0, "B": -1, "W": -1}[action.kind] for action in order])
+    return int(steps.max())

@@ -105,6 +105,9 @@ ILLEGAL: tuple[tuple[str, tuple[Model, Any], Mapping[str, Any]], ...] = (
     ("interleaved-micro-batches", _MOE, {"pp": 4, "vpp": 2, "gbs": 48}),  # 6 micro-batches over 4 stages
     ("interleaved-micro-batches", _MOE, {"pp": 8, "vpp": 7, "gbs": 16}),  # fewer micro-batches than stages
     ("schedule", _MOE, {"pp": 4, "vpp": 2, "pp_schedule": "gpipe"}),
+    ("schedule", _MOE, {"pp": 4, "pp_schedule": "zbv", "framework": "torchtitan"}),
+    ("schedule", _MOE, {"pp": 4, "vpp": 2, "gbs": 32, "pp_schedule": "dualpipev", "framework": "torchtitan"}),
+    ("schedule-framework", _MOE, {"pp": 4, "pp_schedule": "zb1p"}),
     ("position-embeddings", (GPT, ON_H100), {"seq_len": 4096}),
     ("sequence-parallel", _DENSE, {"sequence_parallel": True}),
     ("context-parallel-sequence", _DENSE, {"cp": 4, "seq_len": 4100}),

@@ -121,3 +121,68 @@ def test_bad_times_are_named() -> None:
         simulate("1f1b", 4, np.ones((4, 1)), np.ones((3, 1)))
     with pytest.raises(ConfigError, match="negative"):
         simulate("1f1b", 4, -np.ones((4, 1)), np.ones((4, 1)))
+
+
+SPLIT = [("zb1p", 1), ("zb1p", 2), ("zbv", 2), ("dualpipev", 2)]
+
+
+@pytest.mark.parametrize(("schedule", "vpp"), SPLIT)
+@given(pp=st.integers(2, 6), rounds=st.integers(2, 4), ratio=st.floats(0.0, 1.0), wire=st.floats(0.0, 2.0))
+def test_splitting_the_backward_shortens_the_ramp(
+    schedule: str, vpp: int, pp: int, rounds: int, ratio: float, wire: float
+) -> None:
+    """No schedule idles less than nothing, transfers never shorten a step, and with equal passes the
+    split ones are never slower than the one they came from."""
+    m = rounds * pp
+    chunk = np.full((pp, vpp), 1.0)
+    plain = simulate("1f1b", m, chunk, 2 * chunk)
+    split = simulate(schedule, m, chunk, 2 * chunk)
+    assert 0 <= split.bubble_s <= plain.bubble_s + 1e-9
+    assert np.all(split.busy_s == pytest.approx(plain.busy_s))
+    uneven = simulate(schedule, m, chunk, 2 * chunk, weight_s=2 * ratio * chunk)
+    assert uneven.bubble_s >= -1e-9
+    far = simulate(schedule, m, chunk, 2 * chunk, p2p_s=wire)
+    assert far.makespan_s >= split.makespan_s - 1e-9
+
+
+def test_zb1p_idles_as_its_paper_says() -> None:
+    """(p - 1)(T_F + T_B - T_W), arXiv 2401.10241, table 2, for any three times that shrink in that order."""
+    pp, chunk = 5, np.full((5, 1), 1.0)
+    for weight in (0.5, 1.0):
+        timeline = simulate("zb1p", 15, chunk, (1.0 + weight) * chunk, weight_s=weight * chunk)
+        assert timeline.bubble_s == pytest.approx((pp - 1) * (1.0 + 1.0 - weight))
+
+
+@pytest.mark.parametrize(("schedule", "vpp"), SPLIT)
+@given(pp=st.integers(2, 6), rounds=st.integers(2, 4))
+def test_tables_hold_and_idle_what_the_orders_do(schedule: str, vpp: int, pp: int, rounds: int) -> None:
+    m, code = rounds * pp, SCHEDULES.index(schedule)
+    chunk = np.full((pp, vpp), 1.0)
+    timeline = simulate(schedule, m, chunk, 2 * chunk)
+    assert in_flight(pp, vpp, m, np.arange(pp), code).tolist() == timeline.in_flight.tolist()
+    total, bubble = pipeline_seconds(pp, vpp, m, pp * 3.0 * vpp, 3.0 * vpp, code)
+    assert float(bubble) == pytest.approx(timeline.bubble_s)
+    assert float(total) == pytest.approx(timeline.makespan_s)
+
+
+def test_a_v_holds_both_ends_of_the_model_on_its_first_rank() -> None:
+    from recipes import LLAMA, recipe
+
+    from shardwise.engine.lowering import lower
+    from shardwise.engine.parameters import stage_parameters
+    from shardwise.engine.pipeline_layout import all_stages, layer_range
+    from shardwise.engine.table import Table
+
+    base = {**LLAMA, "framework": "torchtitan", "tp": 1, "pp": 4, "vpp": 2}
+    loop, v = (recipe(base, pp_schedule=word) for word in ("1f1b", "zbv"))
+    table = Table.of([v])
+    stages = all_stages(table)
+    low = lower(table, stages)
+    assert low.first[0].tolist() == low.last[0].tolist() == [True, False, False, False]
+    each = v.model.num_layers // 8
+    for chunk, order in ((0, [0, 1, 2, 3]), (1, [7, 6, 5, 4])):
+        start, end = layer_range(table, stages, chunk)
+        assert start[0].tolist() == [each * i for i in order]
+        assert (end - start)[0].tolist() == [each] * 4
+    whole = [float(stage_parameters(lower(t, all_stages(t))).dense.sum()) for t in (Table.of([loop]), table)]
+    assert whole[0] == whole[1]

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.engine.errors import ConfigError
-from shardwise.engine.schedule.orders import Action, instruction_order
+from shardwise.engine.recipe import V_SHAPED
+from shardwise.engine.schedule.actions import Action, virtual_stage
+from shardwise.engine.schedule.orders import instruction_order
 
 CASES = [
     ("gpipe", 4, 1, 6),
@@ -19,6 +21,17 @@ CASES = [
     ("1f1b", 4, 2, 8),
     ("1f1b", 3, 4, 9),
     ("1f1b", 4, 2, 4),
+    ("zb1p", 4, 1, 8),
+    ("zb1p", 4, 1, 2),
+    ("zb1p", 3, 2, 9),
+    ("zb1p", 4, 3, 8),
+    ("zbv", 2, 2, 4),
+    ("zbv", 4, 2, 8),
+    ("zbv", 4, 2, 3),
+    ("dualpipev", 2, 2, 4),
+    ("dualpipev", 4, 2, 8),
+    ("dualpipev", 4, 2, 13),
+    ("dualpipev", 5, 2, 16),
 ]
 
 
@@ -90,7 +103,8 @@ def test_orders_equal_torch(schedule: str, pp: int, vpp: int, m: int) -> None:
     theirs = _torch_orders(torch_schedules, schedule, pp, vpp, m)
     for rank in range(pp):
         ours = instruction_order(schedule, pp, vpp, m, rank)
-        stages = [(a.kind, a.chunk * pp + rank, a.micro_batch) for a in ours]
+        v_shaped = schedule in V_SHAPED
+        stages = [(a.kind, virtual_stage(pp, rank, a.chunk, v_shaped=v_shaped), a.micro_batch) for a in ours]
         assert stages == theirs[rank], f"rank {rank}"
 
 
@@ -102,13 +116,13 @@ def _torch_orders(
     class Stage:
         """What the schedules read of a stage when they only plan."""
 
-        def __init__(self, index: int) -> None:
-            self.group = None
+        def __init__(self, index: int, own: int) -> None:
+            self.group = self.submod = None
             self.device = "cpu"
             self.stage_index = index
             self.num_stages = pp * vpp
             self.group_size = pp
-            self.group_rank = index % pp
+            self.group_rank = own
             self.has_backward = True
             self.is_first, self.is_last = index == 0, index == pp * vpp - 1
             self.stage_index_to_group_rank = {i: i % pp for i in range(pp * vpp)}
@@ -117,21 +131,30 @@ def _torch_orders(
         """Only its presence matters: it tells the schedule to run backward."""
 
     orders: dict[int, list[tuple[str, int, int]]] = {}
+    split = {
+        "zb1p": "ScheduleInterleavedZeroBubble",
+        "zbv": "ScheduleZBVZeroBubble",
+        "dualpipev": "ScheduleDualPipeV",
+    }
     for rank in range(pp):
-        if vpp > 1:
-            stages = [Stage(chunk * pp + rank) for chunk in range(vpp)]
-            plan = lib.ScheduleInterleaved1F1B(stages, m, loss_fn=loss)  # type: ignore[attr-defined]
+        v_shaped = schedule in V_SHAPED
+        stages = [Stage(virtual_stage(pp, rank, c, v_shaped=v_shaped), rank) for c in range(vpp)]
+        if vpp > 1 or schedule in split:
+            kind = split.get(schedule, "ScheduleInterleaved1F1B")
+            plan = getattr(lib, kind)(stages, m, loss_fn=loss)
         else:
             kind = "ScheduleGPipe" if schedule == "gpipe" else "Schedule1F1B"
-            plan = getattr(lib, kind)(Stage(rank), m, loss_fn=loss)
+            plan = getattr(lib, kind)(stages[0], m, loss_fn=loss)
         order = getattr(plan, "pipeline_order", None) or plan._get_pipeline_order()
         if order is None:
             pytest.skip("this torch version does not expose the order of a single-stage schedule")
-        names = {"F": "F", "B": "B", "FORWARD": "F", "FULL_BACKWARD": "B"}
+        names = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
+        names |= {letter: letter for letter in "FBIW"}
+        flat = [part for a in order[rank] if a is not None for part in (a.sub_actions or (a,))]
         orders[rank] = [
             (names[str(a.computation_type).rsplit(".", 1)[-1]], a.stage_index, a.microbatch_index)
-            for a in order[rank]
-            if a is not None and a.microbatch_index is not None
+            for a in flat
+            if a.microbatch_index is not None
         ]
         # torch 2.13 lists the forwards of a 1F1B rank without warm-up from 1 although it runs them from 0.
         shift = min(batch for kind, _, batch in orders[rank] if kind == "F")

@@ -86,7 +86,13 @@ FIELDS: tuple[FieldOption, ...] = (
     FieldOption("mbs", "int", "Micro batch size, sequences.", BATCH),
     FieldOption("gbs", "int", "Global batch size, sequences.", BATCH),
     FieldOption("seq_len", "int", "Sequence length, tokens.", BATCH),
-    FieldOption("pp_schedule", "word", "Pipeline schedule.", PIPELINE, words=("1f1b", "gpipe")),
+    FieldOption(
+        "pp_schedule",
+        "word",
+        "Pipeline schedule.",
+        PIPELINE,
+        words=("1f1b", "gpipe", "zb1p", "zbv", "dualpipev"),
+    ),
     FieldOption("num_layers_in_first_pipeline_stage", "int", "Decoder layers of the first stage.", PIPELINE),
     FieldOption("num_layers_in_last_pipeline_stage", "int", "Decoder layers of the last stage.", PIPELINE),
     FieldOption(
