@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwise.engine.activation_offload import exposed_seconds
 from shardwise.engine.confidence import interval
 from shardwise.engine.costs import Cost, Pricing, layer_cost, software_age
 from shardwise.engine.data_parallel import (
@@ -37,7 +38,7 @@ from shardwise.engine.schedule.closed_form import pipeline_seconds
 from shardwise.engine.table import Floats, Ints, Table
 from shardwise.engine.workload import embedding_operators, head_operators
 
-ENGINE_VERSION = "0.2.0"
+ENGINE_VERSION = "0.3.0"
 """Part of every cache key: figures of different engine versions are not mixed."""
 
 Items = dict[str, Floats]
@@ -135,6 +136,8 @@ def _step_items(low: Lowered, pricing: Pricing, parameters: Parameters) -> Items
     items["bubble"] = bubble
     forward, backward = _pick(stages.forward, slowest), _pick(stages.backward, slowest)
     items["pp_comm"] = _pipeline_transfers(low, pricing, forward, backward)
+    if table.cpu_offloading_num_layers.any():
+        items["other"] = items["other"] + m * exposed_seconds(low, forward, backward)
     own = parameters.of_stage(lambda counts: _pick(counts, slowest))
     once = step_exposed(pricing, own, forward, backward) + tied_embedding_seconds(pricing)
     items["dp_comm_exposed"] = items["dp_comm_exposed"] + once

@@ -146,6 +146,8 @@ class Recipe(Spec):
     optimizer: Literal["adam", "sgd", "muon"] = "adam"
     optimizer_offload_fraction: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of the parameters whose moments live, and are updated, in the host's memory."""
+    cpu_offloading_num_layers: int = Field(default=0, ge=0, le=MAX_SIZE)
+    """Layers whose saved activations wait in the host's memory; 0 = none."""
     fp8_param_gather: bool = False
     """Gather parameters in FP8 and keep no BF16 copy."""
 

@@ -103,6 +103,7 @@ class Table:
     optimizer_state_dtype: Ints
     optimizer: Ints
     optimizer_offload_fraction: Floats
+    cpu_offloading_num_layers: Ints
     fp8_param_gather: Bools
     overlap_grad_reduce: Bools
     overlap_param_gather: Bools

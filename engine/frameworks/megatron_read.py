@@ -292,7 +292,10 @@ class RecipeReader:
                     f"recompute_modules: {', '.join(lost)} not modelled; kept as stored activations"
                 )
             return {"recompute": "selective", "recompute_modules": sorted(set(known))}
-        return {"recompute": "none"}
+        return {
+            "recompute": "none",
+            "cpu_offloading_num_layers": args.integer("cpu_offloading_num_layers") or 0,
+        }
 
     def _moe(self) -> dict[str, Any]:
         args = self.args

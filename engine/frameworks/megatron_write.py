@@ -193,7 +193,8 @@ def _precision(recipe: Recipe) -> Section:
 
 def _recompute(recipe: Recipe) -> Section:
     if recipe.recompute == "none":
-        return {}
+        layers = recipe.cpu_offloading_num_layers
+        return {"cpu_offloading_num_layers": layers} if layers else {}
     args: Section = {"recompute_granularity": recipe.recompute}
     if recipe.recompute == "full":
         args["recompute_method"] = recipe.recompute_method

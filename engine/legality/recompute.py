@@ -96,6 +96,25 @@ def _explain_mtp(r: Recipe) -> Fix:
 _CONFIG = "megatron/core/transformer/transformer_config.py"
 _FULL = ("recompute_num_layers", "recompute", "recompute_method")
 
+
+def _offload(table: Table) -> Bools:
+    layers = table.cpu_offloading_num_layers
+    able = table.is_word("framework", "megatron-core") & table.is_word(
+        "transformer_impl", "transformer_engine"
+    )
+    alone = (table.pp == 1) & table.is_word("recompute", "none")
+    return np.asarray((layers > 0) & ~(able & alone & (layers < table.model.num_layers)))
+
+
+def _explain_offload(r: Recipe) -> Fix:
+    what = (
+        f"cpu_offloading_num_layers={r.cpu_offloading_num_layers} needs Transformer Engine's layers, pp=1, "
+        f"recompute=none and fewer layers than num_layers={r.model.num_layers}, not transformer_impl="
+        f"{r.transformer_impl}, framework={r.framework}, pp={r.pp}, recompute={r.recompute}"
+    )
+    return change(what, cpu_offloading_num_layers=0)
+
+
 RULES = (
     Rule(
         "recompute-modules",
@@ -124,6 +143,13 @@ RULES = (
         ),
         _block,
         _explain_block,
+    ),
+    Rule(
+        "activation-offload",
+        f"MC-104 {_CONFIG}",
+        ("cpu_offloading_num_layers", "framework", "transformer_impl", "pp", "recompute"),
+        _offload,
+        _explain_offload,
     ),
     Rule(
         "recompute-mtp",

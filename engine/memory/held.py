@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from shardwise.engine.activation_offload import offloaded_share
 from shardwise.engine.lowering import Lowered
 from shardwise.engine.memory.loss import kept_loss
 from shardwise.engine.memory.recomputation import checkpoints, recomputed_share
@@ -27,7 +28,8 @@ def held_activations(low: Lowered, saved: LayersSaved) -> Floats:
     held_chunks = in_flight(
         table.pp[:, None], chunks, table.num_microbatches[:, None], low.stages, table.pp_schedule[:, None]
     )
-    held = (per_pass + inputs) / chunks * held_chunks + _left_by_routers(low)
+    away = offloaded_share(low)[:, None]
+    held = (per_pass + inputs) * (1.0 - away) / chunks * held_chunks + _left_by_routers(low)
     # Final norm and the 16-bit output head's input, once more per multi-token-prediction layer; the last
     # stage holds one micro-batch of it under 1F1B.
     heads = 1 + model.mtp_num_layers

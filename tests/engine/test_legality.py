@@ -119,6 +119,7 @@ ILLEGAL: tuple[tuple[str, tuple[Model, Any], Mapping[str, Any]], ...] = (
     ("expert-count", _MOE, {"ep": 16}),
     ("expert-sequence-parallel", _MOE, {"tp": 2, "sequence_parallel": False}),
     ("pipeline-layout", _DENSE, {"pp": 4, "pipeline_model_parallel_layout": "Et*80L"}),
+    ("activation-offload", _DENSE, {"cpu_offloading_num_layers": 4, "recompute": "full"}),
     ("expert-bias", (BIASED_MOE, ON_H100), {"tp": 2}),
     ("expert-capacity", _MOE, {"ep": 8, "moe_expert_capacity_factor": 1.0, "moe_token_dispatcher": "deepep"}),
     ("dispatcher-group", _MOE, {"moe_token_dispatcher": "deepep"}),

@@ -132,6 +132,7 @@ FIELDS: tuple[FieldOption, ...] = (
     ),
     FieldOption("optimizer", "word", "Optimizer.", PRECISION, words=("adam", "sgd", "muon")),
     FieldOption("optimizer_offload_fraction", "float", "Share of it kept on the host.", PRECISION),
+    FieldOption("cpu_offloading_num_layers", "int", "Layers with activations on the host.", RECOMPUTE),
     FieldOption("fp8_param_gather", "flag", "Gather parameters in FP8.", PRECISION),
     FieldOption("overlap_grad_reduce", "flag", "Gradient reduction under backward.", OVERLAP),
     FieldOption("overlap_param_gather", "flag", "Parameter gathering under forward.", OVERLAP),
