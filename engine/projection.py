@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwise.engine.activation_offload import exposed_seconds
 from shardwise.engine.confidence import interval
 from shardwise.engine.costs import Cost, Pricing, layer_cost, software_age
 from shardwise.engine.data_parallel import (
@@ -29,6 +28,7 @@ from shardwise.engine.flops import flops_per_token
 from shardwise.engine.legality import check
 from shardwise.engine.lowering import LayerKind, Lowered, lower
 from shardwise.engine.memory import MemoryTable, memory_of, recomputed_share, recomputed_share_of_model
+from shardwise.engine.memory.offload import exposed_seconds
 from shardwise.engine.memory.saved import residual_bytes
 from shardwise.engine.parameters import Parameters, stage_parameters
 from shardwise.engine.pipeline_layout import all_stages

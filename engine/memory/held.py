@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwise.engine.activation_offload import offloaded_share
 from shardwise.engine.lowering import Lowered
 from shardwise.engine.memory.loss import kept_loss
+from shardwise.engine.memory.offload import offloaded_share
 from shardwise.engine.memory.recomputation import checkpoints, recomputed_share
 from shardwise.engine.memory.saved import LayersSaved, residual_bytes
 from shardwise.engine.precisions import HALF
