@@ -148,8 +148,8 @@ def test_what_zero_3_does_not_shard_has_a_name(gpus: int) -> None:
     [("full", True, 60_378), ("full", False, 60_154), ("none", True, 70_279)],
 )
 def test_a_hand_made_layout_of_a_deepseek_proxy(again: str, overlap: bool, allocated_mib: int) -> None:
-    """14 layers of DeepSeek-V3 with MTP on 64 H100, two layers a chunk: allocated as three runs printed it. The
-    one without recomputation lived, six times slower for the allocator's retries."""
+    """14 layers of DeepSeek-V3 with MTP on 64 H100, two layers a chunk: allocated as three runs printed it.
+    The one without recomputation lived, six times slower for the allocator's retries."""
     model = recipe({"model": "deepseek-v3", "cluster": "h100:8x8", "gbs": 256, "seq_len": 2048}).model
     r = recipe(
         {"model": "deepseek-v3", "cluster": "h100:8x8", "pp": 4, "vpp": 2, "ep": 16, "etp": 1, "gbs": 256},
