@@ -14,7 +14,7 @@ import numpy as np
 from shardwise.engine.model import Model
 from shardwise.engine.pipeline_layout import (
     distinct_layouts,
-    layer_range,
+    layer_ranges,
     loss_stage,
     mtp_stage,
     representative_stages,
@@ -96,9 +96,9 @@ def _layers_of_stages(table: Table) -> tuple[Ints, dict[LayerKind, Floats]]:
 
 def _layers(table: Table, stages: Ints) -> dict[LayerKind, Floats]:
     """Decoder layers of each kind in each of ``stages`` (n, S)."""
-    spans = [layer_range(table, stages, chunk) for chunk in range(int(table.vpp.max(initial=1)))]
+    start, end = layer_ranges(table, stages)
     return {
-        kind: sum((cumulative[end] - cumulative[start] for start, end in spans), np.zeros(stages.shape))
+        kind: np.sum(cumulative[end] - cumulative[start], axis=2)
         for kind, cumulative in _cumulative(table.model).items()
     }
 

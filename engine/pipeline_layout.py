@@ -30,7 +30,7 @@ from shardwise.engine.table import Bools, Ints, Table
 
 @dataclass(frozen=True, slots=True)
 class _Chunks:
-    """Decoder layers of one chunk of the first, a middle and the last stage, columns of shape (n, 1)."""
+    """Decoder layers of one chunk of the first, a middle and the last stage, columns of shape (n, 1, 1)."""
 
     first: Ints
     middle: Ints
@@ -45,8 +45,8 @@ def chunk_layers(table: Table) -> Ints:
     # The chunks that can differ: outermost (flags), first and last stage (given counts), a middle stage.
     stage = np.stack([np.zeros_like(pp), np.minimum(1, pp - 1), pp - 1], axis=1)
     rounds = np.stack([np.zeros_like(pp), np.minimum(1, table.vpp - 1), table.vpp - 1], axis=1)
-    sizes = [np.subtract(*_range(table, stage, rounds[:, i : i + 1])[::-1]) for i in range(3)]
-    fullest = np.asarray(np.max(np.concatenate(sizes, axis=1), axis=1))
+    start, end = _ranges(table, stage, rounds)
+    fullest = np.asarray(np.max(end - start, axis=(1, 2)))
     for code, rows in _layouts(table):
         fullest[rows] = max(chunk.count("t") for chunk in layout_of(code).chunks)
     return fullest
@@ -63,9 +63,14 @@ def layer_range(table: Table, stage: Ints, chunk: int) -> tuple[Ints, Ints]:
 
     ``stage`` has shape (n, S); so have both answers. Rows with ``vpp <= chunk`` get empty ranges.
     """
-    start, end = _range(table, stage, np.full((len(table), 1), chunk, dtype=np.int64))
-    absent = table.vpp[:, None] <= chunk
-    return np.where(absent, 0, start), np.where(absent, 0, end)
+    start, end = _ranges(table, stage, np.full((len(table), 1), chunk, dtype=np.int64))
+    return start[..., 0], end[..., 0]
+
+
+def layer_ranges(table: Table, stage: Ints) -> tuple[Ints, Ints]:
+    """:func:`layer_range` of every virtual chunk: ``stage`` (n, S), both answers (n, S, max vpp)."""
+    chunks = np.arange(int(table.vpp.max(initial=1)), dtype=np.int64)
+    return _ranges(table, stage, np.broadcast_to(chunks, (len(table), len(chunks))))
 
 
 def all_stages(table: Table) -> Ints:
@@ -135,16 +140,18 @@ def _split(
     }
 
 
-def _range(table: Table, stage: Ints, chunk: Ints) -> tuple[Ints, Ints]:
-    """``layer_range`` for a chunk per row, shape (n, 1); ``chunk`` is not checked against ``vpp``."""
-    start, end = _computed_range(table, stage, chunk)
+def _ranges(table: Table, stage: Ints, chunk: Ints) -> tuple[Ints, Ints]:
+    """``layer_range`` of the chunks ``chunk`` (n, C) of ``stage`` (n, S): (n, S, C)."""
+    stage, chunk = stage[:, :, None], chunk[:, None, :]
+    start, end = _computed_ranges(table, stage, chunk)
     for code, rows in _layouts(table):
         ends = np.minimum(layout_of(code).ends(), table.model.num_layers)
         # A layout of another pipeline is illegal; its ranges need only be some.
-        index = np.minimum(chunk[rows] * table.pp[rows, None] + stage[rows], len(ends) - 1)
+        index = np.minimum(chunk[rows] * table.pp[rows, None, None] + stage[rows], len(ends) - 1)
         end[rows] = ends[index]
         start[rows] = np.where(index > 0, ends[index - 1], 0)
-    return start, end
+    absent = table.vpp[:, None, None] <= chunk
+    return np.where(absent, 0, start), np.where(absent, 0, end)
 
 
 def _layouts(table: Table) -> Iterator[tuple[int, Bools]]:
@@ -174,20 +181,22 @@ def mtp_stage(table: Table) -> Ints:
     return np.asarray(stage)
 
 
-def _computed_range(table: Table, stage: Ints, chunk: Ints) -> tuple[Ints, Ints]:
-    """The range by even share, flags and given counts."""
+def _computed_ranges(table: Table, stage: Ints, chunk: Ints) -> tuple[Ints, Ints]:
+    """The ranges by even share, flags and given counts."""
     chunks = _chunks(table)
+    last_stage = table.pp[:, None, None] - 1
     # Under a V stage s has second what stage pp - 1 - s of a loop has: the model's chunk 2*pp - 1 - s.
-    turned = _v_shaped(table)[:, None] & (chunk == 1)
-    stage = np.where(turned, table.pp[:, None] - 1 - stage, stage)
-    is_first, is_last = stage == 0, stage == table.pp[:, None] - 1
+    turned = _v_shaped(table)
+    if turned.any():
+        stage = np.where(turned[:, None, None] & (chunk == 1), last_stage - stage, stage)
+    is_first, is_last = stage == 0, stage == last_stage
     size = np.where(is_first, chunks.first, np.where(is_last, chunks.last, chunks.middle))
     before = np.where(is_first, 0, chunks.first + (stage - 1) * chunks.middle)
     start = chunk * chunks.per_round + before
     # The embedding, when it counts as a layer, is slot 0; the loss is then the slot past the decoder.
-    embedding = table.account_for_embedding_in_pipeline_split[:, None].astype(np.int64)
+    start = start - table.account_for_embedding_in_pipeline_split[:, None, None]
     layers = table.model.num_layers
-    return np.clip(start - embedding, 0, layers), np.clip(start + size - embedding, 0, layers)
+    return np.clip(start, 0, layers), np.clip(start + size, 0, layers)
 
 
 def _middle_stages(table: Table) -> Ints:
@@ -198,11 +207,11 @@ def _middle_stages(table: Table) -> Ints:
 
 
 def _chunks(table: Table) -> _Chunks:
-    pp, vpp = table.pp[:, None], table.vpp[:, None]
-    first = table.num_layers_in_first_pipeline_stage[:, None]
-    last = table.num_layers_in_last_pipeline_stage[:, None]
-    slots = layer_slots(table)[:, None]
-    middle_stages = _middle_stages(table)[:, None]
+    pp, vpp = table.pp[:, None, None], table.vpp[:, None, None]
+    first = table.num_layers_in_first_pipeline_stage[:, None, None]
+    last = table.num_layers_in_last_pipeline_stage[:, None, None]
+    slots = layer_slots(table)[:, None, None]
+    middle_stages = _middle_stages(table)[:, None, None]
     middle = np.maximum(slots - first - last, 0) // np.maximum(middle_stages, 1) // vpp
     first_chunk = np.where(first > 0, first // vpp, middle)
     last_chunk = np.where(last > 0, last // vpp, middle)
@@ -260,8 +269,9 @@ def _stage_kinds(table: Table, stages: Ints) -> Ints:
     kinds = np.where(stages == 0, 1, 0) + np.where(stages == loss_stage(table)[:, None], 2, 0)
     if model.mtp_num_layers:
         kinds = kinds + np.where(stages == mtp_stage(table)[:, None], 4, 0)
-    for chunk in range(int(table.vpp.max())):
-        start, end = layer_range(table, stages, chunk)
+    starts, ends = layer_ranges(table, stages)
+    for chunk in range(starts.shape[2]):
+        start, end = starts[..., chunk], ends[..., chunk]
         size = end - start
         dense = np.clip(model.num_dense_layers - start, 0, size) if model.is_moe else np.zeros_like(size)
         # Length, leading dense layers and phase determine the sequence of layer kinds of a chunk.
