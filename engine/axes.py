@@ -211,6 +211,10 @@ class _Builder:
         return [False, True] if name in _SWITCHES else WORDS[name]
 
 
+_LAID_OUT = (2, 4)
+"""Chunks a rank that a layout is tried with, as in DeepSeek-V3's recipes (Megatron-LM's, Primus')."""
+
+
 def _virtual_stages(model: Model, world: int) -> set[int]:
     stages = (
         layers // pp
@@ -218,7 +222,10 @@ def _virtual_stages(model: Model, world: int) -> set[int]:
         for pp in divisors(world)
         if pp > 1 and layers % pp == 0
     )
-    return {1, *(vpp for layers in stages for vpp in divisors(layers))}
+    # Layers that nothing divides (61) still interleave, by a balanced layout of two or four chunks a rank.
+    fewest = min((pp for pp in divisors(world) if pp > 1), default=model.num_layers)
+    laid = (vpp for vpp in _LAID_OUT if fewest * vpp <= model.num_layers)
+    return {1, *laid, *(vpp for layers in stages for vpp in divisors(layers))}
 
 
 def _context_sizes(seq_len: int, world: int) -> list[int]:

@@ -2,7 +2,8 @@
 
 ``Ettt|(tt|)*29,m|L``: chunks between bars in model order, ``E`` embedding, ``t`` decoder layer, ``m``
 multi-token-prediction layer, ``L`` loss; ``x*n`` and ``(...)*n`` repeat, commas are for the eye
-(``transformer/pipeline_parallel_layer_layout.py``). A recipe keeps the string; a table keeps a number for it.
+(``transformer/pipeline_parallel_layer_layout.py``). A recipe keeps the canonical spelling, a table
+a number for it. Blanks are read too, though Megatron-Core refuses them: the canonical spelling has none.
 """
 
 from __future__ import annotations
@@ -61,6 +62,14 @@ def parse_layout(text: str) -> PipelineLayout:
             field=_FIELD,
         )
     return PipelineLayout(tuple(flat.split("|")))
+
+
+def canonical_layout(text: str) -> str:
+    """The one spelling of what ``text`` says, as Megatron-Core reads it; :class:`ConfigError` for none."""
+    short = _shortened("|".join(parse_layout(text).chunks))
+    if len(short) > _LONGEST:
+        raise ConfigError(f"{_FIELD}: longer than {_LONGEST} characters when written out", field=_FIELD)
+    return short
 
 
 _CODES: dict[str, int] = {}

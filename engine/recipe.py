@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from shardwise.engine.cluster import Cluster, Precision
 from shardwise.engine.errors import ConfigError
-from shardwise.engine.layout_string import parse_layout
+from shardwise.engine.layout_string import canonical_layout
 from shardwise.engine.model import Model
 from shardwise.engine.spec import Spec
 
@@ -210,12 +210,12 @@ class Recipe(Spec):
     @field_validator("pipeline_model_parallel_layout")
     @classmethod
     def _layout(cls, value: str | None) -> str | None:
-        if value is not None:
-            try:
-                parse_layout(value)
-            except ConfigError as err:
-                raise ValueError(str(err)) from err
-        return value
+        if value is None:
+            return None
+        try:
+            return canonical_layout(value)
+        except ConfigError as err:
+            raise ValueError(str(err)) from err
 
     @field_validator("precision", mode="before")
     @classmethod

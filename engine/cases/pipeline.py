@@ -54,10 +54,11 @@ def split_fields(
 
 
 def _stated_layout(case: Case, model: Model, chunks: int) -> str | None:
-    """The layout in the case's options, where it is one of this model over these chunks."""
-    for name in ("pp_layout", "pipeline_layout"):
-        text = case.options.get(name)
-        if not isinstance(text, str):
+    """The layout in the case's options or beside its schedule's name (``1f1b, layout Ett|(tt|)*6mL``), where
+    it is one of this model over these chunks."""
+    _, _, beside = (case.parallel.pp_schedule or "").partition("layout ")
+    for text in (case.options.get("pp_layout"), case.options.get("pipeline_layout"), beside):
+        if not isinstance(text, str) or not text:
             continue
         try:
             layout = parse_layout(text)

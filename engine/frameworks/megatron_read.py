@@ -11,7 +11,7 @@ from typing import Any, Literal
 from shardwise.engine.errors import ConfigError, UnsupportedError
 from shardwise.engine.frameworks.arguments import Arguments
 from shardwise.engine.frameworks.megatron_write import FP8
-from shardwise.engine.layout_string import parse_layout
+from shardwise.engine.layout_string import canonical_layout, parse_layout
 from shardwise.engine.model import Model
 from shardwise.engine.recipe import CROSS_ENTROPY_IMPLS, OPTIMIZERS, RECOMPUTE_MODULES, TRANSFORMER_IMPLS
 
@@ -160,14 +160,16 @@ class RecipeReader:
             vpp = layers // (pp * per_chunk)
         layout = args.get("pipeline_model_parallel_layout")
         if layout is not None:
+            fields["pipeline_model_parallel_layout"] = canonical_layout(str(layout))
             chunks = len(parse_layout(str(layout)).chunks)
-            if chunks % pp:
-                raise ConfigError(
-                    f"pipeline_model_parallel_layout: {chunks} chunks do not divide over {pp} pipeline ranks",
-                    field="pipeline_model_parallel_layout",
+            if vpp is None and chunks % pp == 0:
+                vpp = chunks // pp
+            if chunks != pp * (vpp or 1):
+                # Legality names the layout that this pipeline needs.
+                self.notes.append(
+                    f"pipeline_model_parallel_layout: {chunks} chunks, made for another pipeline than "
+                    f"pp={pp}, vpp={vpp or 1}"
                 )
-            vpp = chunks // pp
-            fields["pipeline_model_parallel_layout"] = str(layout)
         return {**fields, "vpp": vpp or 1}
 
     def _sharding(self, sizes: dict[str, Any]) -> dict[str, Any]:

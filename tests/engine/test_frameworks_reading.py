@@ -170,7 +170,7 @@ def test_overlays_extend_each_other(tmp_path: Path) -> None:
         (
             "--pipeline-model-parallel-layout 'Et*7|t*9|t*9|t*7L' --pipeline-model-parallel-size 4",
             "pipeline_model_parallel_layout",
-            "Et*7|t*9|t*9|t*7L",
+            "Et*7|(t*9|)*2t*7L",
         ),
         ("--recompute-activations", "recompute", "selective"),
         (

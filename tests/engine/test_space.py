@@ -24,6 +24,7 @@ from legality_samples import (
 )
 
 from shardwise.engine.errors import ConfigError
+from shardwise.engine.layout_string import text_of
 from shardwise.engine.legality import check, legal_mask
 from shardwise.engine.recipe import Recipe
 from shardwise.engine.space import (
@@ -109,6 +110,23 @@ def test_layers_that_no_pipeline_divides_get_uneven_stages() -> None:
         (int(pp), int(n)) for pp, n in zip(table.pp, table.num_layers_in_last_pipeline_stage, strict=True)
     }
     assert {(16, 1), (8, 5), (4, 13), (2, 30)} <= last
+
+
+def test_layers_that_nothing_divides_interleave_by_a_layout() -> None:
+    """61 layers and a prediction layer: no even chunks, so whatever has virtual stages has a layout."""
+    base = recipe(DEEPSEEK, cluster(H100, 16))
+    table = legal_space(base, default_axes(base, names=["pp", "vpp", "pipeline_split"]))
+    laid = {
+        (int(pp), int(vpp)): text_of(int(code))
+        for pp, vpp, code in zip(table.pp, table.vpp, table.pipeline_model_parallel_layout, strict=True)
+        if code
+    }
+    assert laid[8, 2] == "Et*4|(t*4|)*14tmL"
+    assert laid[16, 2] == laid[8, 4] == "Et|(tt|)*30mL"
+    # More chunks than layers.
+    assert (16, 4) not in laid
+    found = {(int(pp), int(vpp)) for pp, vpp in zip(table.pp, table.vpp, strict=True) if 1 < vpp < 8}
+    assert found <= laid.keys()
 
 
 def test_fixed_fields_keep_their_value() -> None:

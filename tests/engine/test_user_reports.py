@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from recipes import recipe
 
+from shardwise.engine.layout_string import parse_layout
+from shardwise.engine.legality import check
 from shardwise.engine.lowering import lower
 from shardwise.engine.memory import report
 from shardwise.engine.memory.advice import advise, fewest_gpus
 from shardwise.engine.memory.loss import logits_and_loss
+from shardwise.engine.parameters import stage_parameters
+from shardwise.engine.pipeline_layout import all_stages
 from shardwise.engine.table import Table
 
 GIB = 2.0**30
@@ -86,6 +91,44 @@ def test_the_most_loaded_stage_is_told_not_the_mean() -> None:
     assert weights[3] > 1.3 * sum(weights) / 4
 
 
+def test_eight_layers_as_one_two_two_three() -> None:
+    """The estimator's own toy: 6,792 parameters as a mean, 9,952 on the stage with three and the head."""
+    base = recipe({"model": "gpt3-175b", "cluster": "h100:1x8", "pp": 4, "gbs": 64, "seq_len": 8})
+    model = base.model.with_(
+        num_layers=8, hidden_size=16, ffn_hidden_size=64, num_attention_heads=4,
+        num_query_groups=4, kv_channels=4, vocab_size=32, add_bias_linear=False,
+        share_embeddings_and_output_weights=False, position_embedding_type="rope",
+    )  # fmt: skip
+    r = base.with_(model=model, pipeline_model_parallel_layout="Et|tt|tt|tttL")
+    table = Table.of([r])
+    held = stage_parameters(lower(table, all_stages(table)))
+    # The toy's vocabulary is not padded.
+    ends = 32 * 16 * np.array([1, 0, 0, 1])
+    counts = (held.dense - held.tables)[0] + ends
+    assert counts[3] == counts.max() == 9_952
+    assert [stage.stage for stage in report(r).stages] == [0, 1, 2, 3]
+    found = report(r)
+    states = [sum(s.items[n] for n in ("weights", "gradients", "optimizer")) for s in found.stages]
+    assert found.peak_stage == 3 == int(np.argmax(states))
+
+
+@pytest.mark.parametrize(("pp", "vpp"), [(4, 1), (8, 1), (4, 4), (8, 2)])
+def test_a_layout_of_another_pipeline_is_made_anew(pp: int, vpp: int) -> None:
+    """DeepSeek-V3 with pp 4 or 8 and no virtual stages kept the layout of 16 chunks."""
+    r = recipe({"model": "deepseek-v3", "cluster": "h100:16x8", "ep": 16, "gbs": 1024, "seq_len": 4096},
+               pp=pp, vpp=vpp, pipeline_model_parallel_layout="Et*4|(t*4|)*14tmL")  # fmt: skip
+    found = {violation.rule: violation for violation in check(r)}
+    if pp * vpp == 16:
+        assert not found
+        return
+    told = found["pipeline-layout"]
+    assert f"pp*vpp={pp * vpp} chunks" in told.message
+    anew = told.nearest["pipeline_model_parallel_layout"]
+    assert anew in told.message
+    assert len(parse_layout(anew).chunks) == pp * vpp
+    assert not check(r.with_(**told.nearest))
+
+
 def test_scores_without_flash_attention_are_counted() -> None:
     base: dict[str, Any] = {"model": "gpt3-175b", "cluster": "a100-80gb:16x8", "tp": 8, "pp": 8, "gbs": 64}
     base |= {"seq_len": 2048}
@@ -126,6 +169,49 @@ def test_loading_a_checkpoint_is_a_phase_of_its_own() -> None:
     told = report(r)
     assert told.load_bytes > told.first_step_bytes
     assert report(r.with_(framework="pytorch")).load_bytes < told.load_bytes
+
+
+def test_the_second_step_needs_the_moments_too() -> None:
+    """A 250B MoE on 64 GB200 ran its first step and died in the next; recomputing the experts' activation or
+    the norms did not help, moments in BF16 lowered what stays."""
+    r = recipe({"model": "qwen3-235b-a22b", "cluster": "gb200:16x4", "ep": 64, "gbs": 1024, "seq_len": 4096})
+    told = report(r)
+    assert told.first_step_bytes < told.capacity_bytes < told.peak_bytes
+    for module in ("moe_act", "layernorm"):
+        again = report(r.with_(recompute="selective", recompute_modules=(module,)))
+        assert again.peak_bytes < told.peak_bytes
+        assert again.verdict == "out of memory"
+        # Persistent: what the moments add is added whatever is recomputed.
+        assert again.peak_bytes - again.first_step_bytes == pytest.approx(
+            told.peak_bytes - told.first_step_bytes, rel=1e-6
+        )
+    halved = report(r.with_(optimizer_state_dtype="bf16"))
+    added = told.peak_bytes - told.first_step_bytes
+    assert told.peak_bytes - halved.peak_bytes == pytest.approx(added / 2, rel=1e-6)
+    assert {"optimizer_state_dtype": "bf16"} in [lever.changes for lever in advise(r).levers]
+
+
+def test_more_micro_batches_are_not_more_memory() -> None:
+    """A profiler saw the last of two stages grow with the number of chunks of a batch; 1F1B holds one there,
+    and two on the first. All of them stay only when every forward pass comes first."""
+    base = {
+        "model": "llama-3-8b",
+        "cluster": "a100-80gb:1x8",
+        "pp": 2,
+        "seq_len": 2048,
+        "dp_sharding": "zero1",
+    }
+
+    def held(schedule: str, count: int) -> list[int]:
+        r = recipe({**base, "framework": "pytorch", "pp_schedule": schedule, "gbs": 4 * count})
+        return [stage.items["activations"] for stage in report(r).stages]
+
+    two, four, eight = (held("1f1b", count) for count in (2, 4, 8))
+    assert two == four == eight
+    assert four[0] > four[1]
+    last = [held("gpipe", count)[1] for count in (2, 4, 8)]
+    assert last[2] - last[1] == pytest.approx(2 * (last[1] - last[0]), rel=1e-6)
+    assert last[1] - last[0] > last[0] / 2
 
 
 @pytest.mark.parametrize("gpus", [2, 4])
