@@ -16,6 +16,7 @@ from shardwise.engine.collectives import Group, place
 from shardwise.engine.costs import Pricing
 from shardwise.engine.lowering import LayerKind
 from shardwise.engine.memory import gradient_bytes, optimizer_bytes, shard_sizes
+from shardwise.engine.memory.states import waiting_gradients
 from shardwise.engine.parameters import Parameters, layer_dense, layer_expert
 from shardwise.engine.pipeline_layout import loss_stage
 from shardwise.engine.precisions import saved_input_bytes
@@ -182,6 +183,10 @@ def _unit_exposed(
         gather = gather + pricing.network.all_gather(count * bytes_each, grid.shard)
         reduce = reduce + _reduce_seconds(pricing, grid, count * gradient_bytes(table), scatter=yes)
     again = np.where(table.fsdp_reshard_after_forward, gather, 0.0)
+    # Spread over the micro-batches what happens once a step.
+    once = np.where(waiting_gradients(table), 1.0 / table.num_microbatches, 1.0)
+    gather = gather * np.where(table.fsdp_reshard_after_forward, 1.0, once)
+    reduce = reduce * once
     shown = []
     for seconds, window in ((gather, forward), (again + reduce, backward)):
         hidden = np.minimum(seconds, eff.fsdp_overlap * window)

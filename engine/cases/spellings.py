@@ -58,7 +58,10 @@ def sharding(case: Case, dp_cp: int, node: int, assumptions: list[str]) -> Field
     words = (case.parallel.dp_sharding or "").lower()
     options = case.options
     framework = case.framework.name.lower()
-    if "shard_grad_op" in str(options.get("fsdp_sharding") or "").lower() or "no reshard" in words:
+    piped = "torchtitan" in case.framework.name.lower() and (case.parallel.pp or 1) > 1
+    # torchtitan's default keeps parameters gathered where there is a pipeline.
+    kept = "shard_grad_op" in str(options.get("fsdp_sharding") or "").lower() or "no reshard" in words
+    if kept or (piped and "reshard" not in words):
         return {"dp_sharding": "fsdp", "fsdp_reshard_after_forward": False}
     if isinstance(options.get("fsdp"), str) and "optim_grads_params" in options["fsdp"].lower():
         return {"dp_sharding": "fsdp"}
@@ -143,7 +146,7 @@ as the one that saves the QKV projections, the one its published configurations 
 
 _PER_OP = r"per-?op|\(op\)|graph sac|rematerialised cheap"
 """torchtitan's per-operator policy saves every second matrix product and all attention outputs: the
-nearest modules are the norms and the MLP."""
+nearest modules are the norms and the MLP; of a MoE layer, whose grouped products it does not name, all."""
 
 
 def recompute(
@@ -166,7 +169,7 @@ def recompute(
             if re.search(pattern, text):
                 return _selective(modules + (("moe",) if moe and "mlp" in modules else ()))
     if re.search(_PER_OP, text):
-        return _selective(("layernorm", "moe_act") if moe else ("layernorm", "mlp"))
+        return _selective(("layernorm", "moe") if moe else ("layernorm", "mlp"))
     found = [name for pattern, name in RECOMPUTE_MODULE_WORDS if re.search(pattern, text)]
     if found:
         return _selective(tuple(found))

@@ -62,6 +62,13 @@ def weight_bytes(low: Lowered) -> Floats:
     return np.where(quantised >= HALF, HALF, low_precision)
 
 
+def waiting_gradients(table: Table) -> Bools:
+    """Whether FSDP's gradients are added up whole and reduced once a step, behind the last micro-batch:
+    torch's pipeline schedules run the others unsynchronised (``set_requires_gradient_sync``) (n,)."""
+    sharded = table.is_word("dp_sharding", "fsdp", "hsdp") & (table.pp > 1)
+    return np.asarray(sharded & table.is_word("framework", "torchtitan", "pytorch"))
+
+
 def gradient_bytes(table: Table) -> Floats:
     """Bytes per parameter of the accumulated gradient (n,)."""
     return np.where(table.is_word("main_grads_dtype", "fp32"), 4.0, 2.0)

@@ -10,7 +10,7 @@ from shardwise.engine.lowering import LayerKind, Lowered
 from shardwise.engine.memory.loss import logits_and_loss
 from shardwise.engine.memory.recomputation import checkpoint_unit
 from shardwise.engine.memory.saved import LayersSaved, residual_bytes
-from shardwise.engine.memory.states import gradient_bytes, optimizer_copies
+from shardwise.engine.memory.states import gradient_bytes, optimizer_copies, waiting_gradients
 from shardwise.engine.model import Model
 from shardwise.engine.parameters import Parameters, layer_dense, layer_expert, one_expert
 from shardwise.engine.precisions import HALF
@@ -31,8 +31,9 @@ def moments(low: Lowered, saved: LayersSaved, parameters: Parameters) -> tuple[P
     dummies = _dummy_gradients(low)
     # The output head is no Transformer Engine module: its own placeholder lives as long as its backward.
     of_head = np.where(dummies > 0, HALF * low.vocab * table.model.hidden_size, 0.0)
-    # nanotron's 16-bit ``param.grad`` of a whole backward pass, added up only at its end.
-    unadded = np.where(table.is_word("framework", "nanotron"), HALF, 0.0)[:, None]
+    # nanotron's 16-bit ``param.grad`` of a whole backward pass, added up only at its end; FSDP's whole ones.
+    unadded = np.where(table.is_word("framework", "nanotron"), HALF, 0.0)
+    unadded = np.where(waiting_gradients(table), gradient_bytes(table), unadded)[:, None]
 
     def wide(rows: Floats) -> Floats:
         return np.broadcast_to(rows[:, None], shape)
