@@ -7,6 +7,7 @@ buffers, gathered parameters); communication buffers; and the device's overhead.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,8 +45,8 @@ class MemoryTable:
     """(n, S) the moment of the peak, an index into ``MOMENTS``."""
     parts: tuple[Parts, ...]
     """Per moment: what the item ``temporary`` is made of."""
-    loading: Floats
-    """The device's total while a checkpoint is loaded."""
+    loading: Callable[[], Floats]
+    """The device's total while a checkpoint is loaded, when asked for (n, S)."""
     stage_index: Ints
     capacity_bytes: int
 
@@ -83,7 +84,7 @@ class MemoryTable:
             worst.stage,
             stages,
             first_step_bytes=int(np.ceil((self.total[row] - of_moments).max())),
-            load_bytes=int(np.ceil(self.loading[row].max())),
+            load_bytes=int(np.ceil(self.loading()[row].max())),
         )
 
     def _temporary(self, row: int, column: int) -> dict[str, int]:
@@ -122,7 +123,11 @@ def memory_of(low: Lowered, parameters: Parameters) -> MemoryTable:
     items["overhead"] = context_bytes(low) + slack
     items = {name: np.ceil(items[name]) for name in MEMORY_ITEMS}
     device = np.sum(list(items.values()), axis=0)
-    persistent = np.sum(list(states.values()), axis=0) + loading_copies(low.table, parameters)
+
+    def loading() -> Floats:
+        persistent = sum(states.values()) + loading_copies(low.table, parameters)
+        return np.asarray(persistent + items["communication"] + context_bytes(low))
+
     return MemoryTable(
         items,
         allocated,
@@ -131,7 +136,7 @@ def memory_of(low: Lowered, parameters: Parameters) -> MemoryTable:
         moments_share(low.table),
         np.where(after, 2, (loss > layer).astype(np.int64)),
         parts,
-        persistent + items["communication"] + context_bytes(low),
+        loading,
         low.stages,
         low.table.cluster.gpu.memory_bytes,
     )
