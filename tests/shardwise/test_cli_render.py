@@ -155,6 +155,9 @@ def test_violations_say_what_to_type() -> None:
     assert "--tp 2 --no-sequence-parallel --recompute-modules core_attn,mlp" in out
     assert "megatron-core" in out
     assert "1 rule broken" in out
+    layout = {**violation, "nearest": {"pipeline_model_parallel_layout": "Et|(tt|)*30mL"}}
+    quoted = text(legal({"legal": False, "violations": [layout]}))
+    assert "--pipeline-model-parallel-layout 'Et|(tt|)*30mL'" in quoted
 
 
 def test_a_sweep_without_anything_that_fits_says_so() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,4 +45,5 @@ def _option(name: str, value: object) -> str:
     flag = name.replace("_", "-")
     if isinstance(value, bool):
         return f"--{flag}" if value else f"--no-{flag}"
-    return f"--{flag} {word(value)}"
+    # A layout has bars and parentheses, which a shell would read.
+    return f"--{flag} {shlex.quote(word(value))}"
