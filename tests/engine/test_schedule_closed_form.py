@@ -186,3 +186,16 @@ def test_a_v_holds_both_ends_of_the_model_on_its_first_rank() -> None:
         assert (end - start)[0].tolist() == [each] * 4
     whole = [float(stage_parameters(lower(t, all_stages(t))).dense.sum()) for t in (Table.of([loop]), table)]
     assert whole[0] == whole[1]
+
+
+def test_lagging_gradients_of_weights_hold_the_heads_inputs() -> None:
+    """ZB1P's last rank runs the head's gradients of weights ``pp - 1`` micro-batches late: it holds as many
+    inputs of the head, and gradients of logits, more than under 1F1B."""
+    from recipes import LLAMA, recipe
+
+    from shardwise.engine.memory import report
+
+    base = {**LLAMA, "framework": "torchtitan", "pp": 4, "vpp": 1}
+    plain, lagging = (report(recipe(base, pp_schedule=word)).stages[3] for word in ("1f1b", "zb1p"))
+    layers = 3 * plain.items["activations"]
+    assert lagging.items["activations"] > plain.items["activations"] + layers
