@@ -85,12 +85,15 @@ def representative_stages(table: Table) -> Ints:
     Two stages are alike when each of their chunks holds the same sequence of layer kinds and neither is
     the first (embedding) or the last (head, loss, multi-token prediction). Alike stages take equally
     long, and the earlier one keeps at least as many micro-batches in flight, so the first of each kind
-    stands for all of them.
+    stands for all of them. ZB-V with too few micro-batches holds more on later ranks: all its stages are
+    looked at.
     """
     if not len(table):
         return np.zeros((0, 1), dtype=np.int64)
     stages = all_stages(table)
     kinds = _stage_kinds(table, stages)
+    few = _short_of_micro_batches(table)
+    kinds[few] = stages[few]
 
     width = stages.shape[1]
     column = np.arange(width)[None, :]
@@ -146,8 +149,10 @@ def _ranges(table: Table, stage: Ints, chunk: Ints) -> tuple[Ints, Ints]:
     start, end = _computed_ranges(table, stage, chunk)
     for code, rows in _layouts(table):
         ends = np.minimum(layout_of(code).ends(), table.model.num_layers)
+        pp, turned = table.pp[rows, None, None], _v_shaped(table)[rows, None, None] & (chunk[rows] == 1)
+        index = np.where(turned, 2 * pp - 1 - stage[rows], chunk[rows] * pp + stage[rows])
         # A layout of another pipeline is illegal; its ranges need only be some.
-        index = np.minimum(chunk[rows] * table.pp[rows, None, None] + stage[rows], len(ends) - 1)
+        index = np.clip(index, 0, len(ends) - 1)
         end[rows] = ends[index]
         start[rows] = np.where(index > 0, ends[index - 1], 0)
     absent = table.vpp[:, None, None] <= chunk
@@ -171,13 +176,21 @@ def _v_shaped(table: Table) -> Bools:
     return table.is_word("pp_schedule", *V_SHAPED)
 
 
+def _short_of_micro_batches(table: Table) -> Bools:
+    """ZB-V with fewer than the ``2*pp - 1`` micro-batches it is planned for (n,): the later a rank, the more
+    of them it holds."""
+    rows = table.is_word("pp_schedule", "zbv")
+    return np.asarray(rows & (table.num_microbatches < 2 * table.pp - 1)) if rows.any() else rows
+
+
 def mtp_stage(table: Table) -> Ints:
     """The stage that holds the multi-token-prediction layers: the loss's, unless a layout says so (n,)."""
     stage = loss_stage(table)
     for code, rows in _layouts(table):
         chunk = layout_of(code).mtp_chunk()
         if chunk is not None:
-            stage = np.where(rows, chunk % table.pp, stage)
+            turned = _v_shaped(table) & (chunk >= table.pp)
+            stage = np.where(rows, np.where(turned, 2 * table.pp - 1 - chunk, chunk % table.pp), stage)
     return np.asarray(stage)
 
 
@@ -241,6 +254,7 @@ def distinct_layouts(table: Table) -> tuple[Ints, Ints]:
         table.account_for_loss_in_pipeline_split.astype(np.int64),
         table.pipeline_model_parallel_layout,
         _v_shaped(table).astype(np.int64),
+        _short_of_micro_batches(table).astype(np.int64),
     )
     key, size = np.zeros(len(table), dtype=np.int64), 1
     for column in columns:

@@ -199,3 +199,32 @@ def test_lagging_gradients_of_weights_hold_the_heads_inputs() -> None:
     plain, lagging = (report(recipe(base, pp_schedule=word)).stages[3] for word in ("1f1b", "zb1p"))
     layers = 3 * plain.items["activations"]
     assert lagging.items["activations"] > plain.items["activations"] + layers
+
+
+@pytest.mark.parametrize("m", [3, 5, 8, 14, 15, 16])
+def test_zbv_short_of_micro_batches_is_judged_by_its_fullest_rank(m: int) -> None:
+    """The later ranks hold more then, and verdicts over tables look at a few stages only."""
+    from recipes import LLAMA, recipe
+
+    from shardwise.engine.memory.table import memory_table
+    from shardwise.engine.pipeline_layout import all_stages
+    from shardwise.engine.table import Table
+
+    base = {**LLAMA, "framework": "torchtitan", "pp": 8, "vpp": 2}
+    table = Table.of([recipe(base, gbs=2 * n, pp_schedule="zbv") for n in (32, m)])
+    few, every = memory_table(table), memory_table(table, all_stages(table))
+    assert few.peak_bytes.tolist() == every.peak_bytes.tolist()
+    assert few.peak_stage.tolist() == every.peak_stage.tolist()
+
+
+def test_a_layout_turns_with_the_v() -> None:
+    from recipes import LLAMA, recipe
+
+    from shardwise.engine.pipeline_layout import all_stages, layer_ranges
+    from shardwise.engine.table import Table
+
+    base = {**LLAMA, "framework": "torchtitan", "pp": 2, "vpp": 2, "pp_schedule": "zbv"}
+    table = Table.of([recipe(base, pipeline_model_parallel_layout="Et*10|t*20|t*30|t*20L")])
+    start, end = layer_ranges(table, all_stages(table))
+    assert start[0].tolist() == [[0, 60], [10, 30]]
+    assert end[0].tolist() == [[10, 80], [30, 60]]
