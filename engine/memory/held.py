@@ -35,8 +35,9 @@ def held_activations(low: Lowered, saved: LayersSaved) -> Floats:
     heads = 1 + model.mtp_num_layers
     head = heads * 2 * HALF * model.hidden_size * low.local_tokens
     depth = np.where(table.is_word("pp_schedule", "gpipe"), table.num_microbatches, 1)[:, None]
-    # Where gradients of weights lag behind, the head's wait for as many micro-batches as the stage holds.
-    lagging = ~table.is_word("pp_schedule", "1f1b", "gpipe")[:, None]
+    # Where gradients of weights lag behind, the head's wait for as many micro-batches as the stage holds;
+    # where a V ends, on its first rank, each micro-batch is done with before the next one comes.
+    lagging = table.is_word("pp_schedule", "zb1p")[:, None]
     depth = np.where(lagging, np.ceil(held_chunks / chunks), depth)
     # The peak counts one loss whole; those that wait beside it kept what their backward needs.
     waiting = (depth - 1) * kept_loss(low)[:, None]

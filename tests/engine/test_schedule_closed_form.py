@@ -228,3 +228,22 @@ def test_a_layout_turns_with_the_v() -> None:
     start, end = layer_ranges(table, all_stages(table))
     assert start[0].tolist() == [[0, 60], [10, 30]]
     assert end[0].tolist() == [[10, 80], [30, 60]]
+
+
+@pytest.mark.parametrize("schedule", ["zbv", "dualpipev"])
+def test_where_a_v_ends_one_micro_batch_waits(schedule: str) -> None:
+    """The head's chunk replayed along its order, and its memory: one micro-batch's norm and head inputs."""
+    from recipes import LLAMA, recipe
+
+    from shardwise.engine.memory import report
+    from shardwise.engine.schedule.orders import instruction_order
+    from shardwise.engine.schedule.simulate import held
+
+    for pp in range(2, 9):
+        for m in range(2 * pp, 4 * pp + 1):
+            order = instruction_order(schedule, pp, 2, m, 0)
+            assert held([action for action in order if action.chunk == 1]) == 1
+    base = {**LLAMA, "framework": "torchtitan", "pp": 8, "vpp": 2, "gbs": 64}
+    first, second = report(recipe(base, pp_schedule=schedule)).stages[:2]
+    one = 2 * 2 * 8192 * 8192 // 4
+    assert first.items["activations"] - second.items["activations"] == pytest.approx(one, abs=1)
